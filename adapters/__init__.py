@@ -1,0 +1,1 @@
+"""Everything that touches somebody else's system: suffix trees, SGLang."""

@@ -1,0 +1,56 @@
+"""The seam between drafters, the gate and an engine.
+
+A drafter returns a :class:`Draft`; an engine reports an :class:`Outcome` after verification. This
+module knows nothing of suffix trees, SGLang or the gate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Source(IntEnum):
+    """Where the draft of one row comes from. Values are stable: traces and counters store them."""
+
+    NONE = 0
+    CACHE = 1
+    MODEL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A proposed continuation of one request, before anything is verified.
+
+    Attributes:
+        token_ids: int32 ``[n]``, the proposed tokens in order.
+        probs: float32 ``[n]``, probability of the path up to and including each token, as the
+            drafter estimates it; non-increasing.
+        score: the drafter's own estimate of the accepted length (draft tokens, bonus excluded).
+        match_length: context tokens that the draft's source matched.
+        shared: whether the draft came from earlier responses rather than the request's own text.
+    """
+
+    token_ids: NDArray[np.int32]
+    probs: NDArray[np.float32]
+    score: float
+    match_length: int
+    shared: bool
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+EMPTY_DRAFT = Draft(np.empty(0, np.int32), np.empty(0, np.float32), 0.0, 0, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What verification said about one row: ``accepted`` counts draft tokens only (bonus excluded)."""
+
+    source: Source
+    proposed: int
+    accepted: int

@@ -1,0 +1,1 @@
+"""The SGLang plugin. Only this folder imports ``sglang``."""

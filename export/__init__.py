@@ -1,0 +1,1 @@
+"""Torch checkpoint to ONNX, with a manifest and a parity check."""

@@ -1,0 +1,1 @@
+"""The engine-free core: features, replay, model, gate sessions, policies, step-time model."""
