@@ -1,24 +1,17 @@
 """The seam between drafters, the gate and an engine.
 
 A drafter returns a :class:`Draft`; an engine reports an :class:`Outcome` after verification. This
-module knows nothing of suffix trees, SGLang or the gate.
+module knows nothing of suffix trees, SGLang or how the gate predicts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-class Source(IntEnum):
-    """Where the draft of one row comes from. Values are stable: traces and counters store them."""
-
-    NONE = 0
-    CACHE = 1
-    MODEL = 2
+from hybridspec.gate.source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +47,6 @@ class Outcome:
     source: Source
     proposed: int
     accepted: int
+
+
+__all__ = ["EMPTY_DRAFT", "Draft", "Outcome", "Source"]

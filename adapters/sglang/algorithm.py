@@ -1,0 +1,66 @@
+"""The ``HYBRID`` algorithm as SGLang's scheduler sees it.
+
+It answers like EAGLE3 wherever SGLang asks what kind of algorithm runs (draft KV pool, auxiliary
+hidden states, shared embedding), and re-states what SGLang resolves for EAGLE3 by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+from hybridspec.adapters.sglang import config, validate
+
+NAME = "HYBRID"
+DEFAULT_STEPS = 4
+"""EAGLE3 draft steps when ``--speculative-num-steps`` is not given: the chain length at which the
+demo head's fifth token is accepted too rarely to pay for its draft step."""
+MAX_RUNNING_REQUESTS = 48
+"""SGLang's own default for EAGLE3 (``arg_groups/speculative_hook.py``, 0.5.23)."""
+
+
+class HybridAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
+    """Duck-types ``SpeculativeAlgorithm.EAGLE3`` and adds the widest verify width."""
+
+    create_future_map = SpeculativeAlgorithm.create_future_map
+    need_topk = SpeculativeAlgorithm.need_topk
+    carries_draft_hidden_states = SpeculativeAlgorithm.carries_draft_hidden_states
+    get_platform_worker_cls = SpeculativeAlgorithm.get_platform_worker_cls
+
+    def is_eagle(self) -> bool:
+        return True
+
+    def is_eagle3(self) -> bool:
+        return True
+
+    def supports_grammar_overlap(self) -> bool:
+        return True
+
+    def handle_server_args(self, server_args: Any) -> None:
+        """Resolve what SGLang resolves for EAGLE3; attribute writes become resolutions."""
+        steps = server_args.speculative_num_steps or DEFAULT_STEPS
+        server_args.speculative_num_steps = steps
+        server_args.speculative_eagle_topk = 1
+        server_args.speculative_num_draft_tokens = steps + 1
+        server_args.enable_mixed_chunk = False
+        # Results one step late are not spliced into the suffix cache yet.
+        server_args.disable_overlap_schedule = True
+        if server_args.max_running_requests is None:
+            server_args.max_running_requests = MAX_RUNNING_REQUESTS
+        validate.server_args(server_args)
+
+    def resolve_max_speculative_num_draft_tokens(self, server_args: Any) -> int:
+        """The widest verify width; SGLang sizes KV reserves and buffers with it."""
+        from sglang.srt.arg_groups.overrides import resolving_view
+
+        view = resolving_view(server_args)
+        return max(config.current().widths[-1], view.speculative_num_draft_tokens or 1)
+
+
+def worker_class(server_args: Any) -> type:
+    """Worker factory: imported late, because it pulls in SGLang's whole engine."""
+    from hybridspec.adapters.sglang.worker import HybridWorker
+
+    return HybridWorker

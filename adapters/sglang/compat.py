@@ -1,0 +1,119 @@
+"""The table of SGLang names that we rely on, and the check that they are what we think they are.
+
+Checked when the plugin registers, and by ``hybridspec doctor``. A name that moved or changed its
+parameters is reported by path, so that an SGLang upgrade fails in one line and not inside a request.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import pkgutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+TESTED_VERSIONS = ("0.5.23",)
+"""SGLang releases that the test suite has passed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One SGLang name: where it is, and the parameters or attributes that we use of it."""
+
+    path: str
+    uses: tuple[str, ...] = ()
+
+    def problem(self) -> str | None:
+        """One line saying what is wrong with this name in the installed SGLang, or None."""
+        try:
+            found = pkgutil.resolve_name(self.path)
+        except (ImportError, AttributeError) as error:
+            return f"{self.path}: not found ({error})"
+        missing = [name for name in self.uses if not _offers(found, name)]
+        if missing:
+            return f"{self.path}: no longer offers {', '.join(missing)}"
+        return None
+
+
+def _offers(found: object, name: str) -> bool:
+    """Whether a class has the attribute or field, or a callable the parameter, called ``name``."""
+    if isinstance(found, type):
+        if hasattr(found, name) or name in getattr(found, "__annotations__", {}):
+            return True
+        return name in inspect.signature(found).parameters
+    if callable(found):
+        return name in inspect.signature(found).parameters
+    return hasattr(found, name)
+
+
+_SRT = "sglang.srt"
+_SPEC = f"{_SRT}.speculative"
+
+HOOKS: tuple[Hook, ...] = (
+    # Extension points that SGLang documents.
+    Hook(f"{_SRT}.plugins.hook_registry.HookRegistry", ("register",)),
+    Hook(f"{_SRT}.plugins.hook_registry.HookType", ("AFTER", "AROUND")),
+    Hook(f"{_SPEC}.spec_info.SpeculativeAlgorithm.register", ("supports_overlap", "spec_class")),
+    Hook(
+        f"{_SPEC}.spec_registry.CustomSpecAlgo",
+        ("handle_server_args", "resolve_max_speculative_num_draft_tokens", "create_worker"),
+    ),
+    Hook(f"{_SRT}.server_args.ServerArgs.add_cli_args", ("parser",)),
+    Hook(f"{_SRT}.server_args.ServerArgs.from_cli_args", ("args",)),
+    # What the scheduler asks of an algorithm; the enum's own functions are borrowed.
+    Hook(
+        f"{_SPEC}.spec_info.SpeculativeAlgorithm",
+        ("create_future_map", "need_topk", "carries_draft_hidden_states", "EAGLE3"),
+    ),
+    # The worker that ours extends, and the pieces of a step that it overrides or calls.
+    Hook(
+        f"{_SPEC}.eagle_worker_v2.EAGLEWorkerV2",
+        ("forward_batch_generation", "on_verify_complete_cpu", "clear_cache_pool"),
+    ),
+    Hook(f"{_SPEC}.eagle_worker_v2.EagleDraftWorker", ("draft", "_rebuild_topk1_chain_buffers")),
+    Hook(
+        f"{_SPEC}.eagle_info.EagleVerifyInput",
+        ("draft_token", "custom_mask", "positions", "retrieve_index", "draft_token_num"),
+    ),
+    Hook(
+        f"{_SPEC}.eagle_info.EagleDraftInput",
+        ("bonus_tokens", "topk_index", "filter_batch", "merge_batch"),
+    ),
+    Hook(f"{_SPEC}.base_spec_worker.BaseSpecWorker", ("note_request_finished",)),
+    Hook(f"{_SPEC}.spec_utils.draft_tp_context", ()),
+    Hook(f"{_SPEC}.spec_utils.spec_stage_span", ()),
+    Hook(f"{_SRT}.layers.moe.utils.speculative_moe_backend_context", ()),
+    Hook(f"{_SRT}.layers.moe.utils.speculative_moe_a2a_backend_context", ()),
+    Hook(f"{_SRT}.managers.schedule_batch.Req", ("rid", "origin_input_ids", "output_ids")),
+    Hook(f"{_SRT}.model_executor.forward_batch_info.CaptureHiddenMode", ("FULL",)),
+    Hook(f"{_SRT}.arg_groups.overrides.resolving_view", ("server_args",)),
+    Hook(f"{_SRT}.runtime_context.get_parallel", ()),
+    Hook(f"{_SRT}.runtime_context.get_spec", ()),
+)
+
+
+def installed_version() -> str | None:
+    """The installed SGLang's version, or None where SGLang is absent."""
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def version_problem(allow_untested: bool) -> str | None:
+    """One line if the installed SGLang is missing or not a tested release, else None."""
+    version = installed_version()
+    tested = ", ".join(TESTED_VERSIONS)
+    if version is None:
+        return f"SGLang is not installed; pip install sglang=={TESTED_VERSIONS[-1]}"
+    if version in TESTED_VERSIONS or allow_untested:
+        return None
+    return (
+        f"SGLang {version} is not a tested version ({tested}); install one of them, or set "
+        "allow_untested_sglang: true in --hybrid-config"
+    )
+
+
+def hook_problems(hooks: Iterable[Hook] = HOOKS) -> list[str]:
+    """One line for every name that is missing or has changed; empty when all are as expected."""
+    return [problem for hook in hooks if (problem := hook.problem()) is not None]

@@ -1,0 +1,184 @@
+"""HYBRID's own configuration: flags, the ``--hybrid-config`` file, and the way to child processes.
+
+SGLang starts its scheduler in child processes and carries only its own record there, so ours travels
+in one environment variable. This module does not import SGLang.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ENV = "HYBRIDSPEC_CONFIG"
+"""Environment variable that holds the configuration as JSON for child processes and ``Engine``."""
+
+POLICIES = ("goodput", "threshold", "score", "cache", "model", "none")
+
+
+class ConfigError(ValueError):
+    """A configuration that HYBRID cannot start with; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class HybridConfig:
+    """Everything HYBRID can be told. Field names are the keys of ``--hybrid-config``.
+
+    Attributes:
+        gate: folder of the gate, or None to decide without one.
+        policy: one of :data:`POLICIES`.
+        widths: verify widths in tokens per request, the root (bonus) token included; rising, from 1.
+        tau: ``threshold``: the cache draft is used when its predicted accepted length exceeds this.
+            6 is the figure of arXiv 2606.01019.
+        suffix_depth: longest suffix that the trees match, tokens.
+        suffix_budget_mb: memory that the suffix trees may use, MiB.
+        suffix_factor: draft length per matched token (arctic-inference's ``max_spec_factor``).
+        suffix_min_prob: least path probability of a drafted token.
+        profile: step-time profile, a name or a JSON file; None starts from the machine's default.
+        fault_every: testing aid: the suffix cache raises at every n-th step; 0 is off.
+        allow_untested_sglang: start although SGLang is not the version we tested with.
+    """
+
+    gate: str | None = None
+    policy: str = "goodput"
+    widths: tuple[int, ...] = (1, 2, 4, 5, 8, 16, 32)
+    tau: float = 6.0
+    suffix_depth: int = 64
+    suffix_budget_mb: int = 256
+    suffix_factor: float = 4.0
+    suffix_min_prob: float = 0.1
+    profile: str | None = None
+    fault_every: int = 0
+    allow_untested_sglang: bool = False
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ConfigError(
+                f"unknown policy {self.policy!r}; choose one of {', '.join(POLICIES)}"
+            )
+        widths = self.widths
+        if not widths or widths[0] != 1 or list(widths) != sorted(set(widths)) or widths[-1] > 64:
+            raise ConfigError(f"widths must rise from 1 to at most 64, got {list(widths)}")
+        for name, low in _LEAST.items():
+            value = getattr(self, name)
+            if value < low:
+                raise ConfigError(f"{name} must be at least {low}, got {value}")
+
+
+_LEAST: dict[str, float] = {
+    "tau": 0.0,
+    "suffix_depth": 4,
+    "suffix_budget_mb": 1,
+    "suffix_factor": 0.1,
+    "suffix_min_prob": 0.0,
+    "fault_every": 0,
+}
+
+# Checked by hand because dataclass annotations are strings here; int is fine where float is asked.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "gate": (str, type(None)),
+    "policy": (str,),
+    "tau": (int, float),
+    "suffix_depth": (int,),
+    "suffix_budget_mb": (int,),
+    "suffix_factor": (int, float),
+    "suffix_min_prob": (int, float),
+    "profile": (str, type(None)),
+    "fault_every": (int,),
+    "allow_untested_sglang": (bool,),
+}
+
+
+def from_mapping(values: dict[str, Any], origin: str) -> HybridConfig:
+    """Build a configuration from plain keys.
+
+    Raises:
+        ConfigError: an unknown key or a value of the wrong type; the message names ``origin``.
+    """
+    valid = [field.name for field in dataclasses.fields(HybridConfig)]
+    unknown = sorted(set(values) - set(valid))
+    if unknown:
+        raise ConfigError(
+            f"{origin}: unknown key {unknown[0]!r}; valid keys are {', '.join(valid)}"
+        )
+    values = dict(values)
+    if "widths" in values:
+        values["widths"] = _widths(values["widths"], origin)
+    for key, value in values.items():
+        kinds = _TYPES.get(key)
+        wrong_bool = isinstance(value, bool) and kinds is not None and bool not in kinds
+        if kinds is not None and (wrong_bool or not isinstance(value, kinds)):
+            names = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+            raise ConfigError(f"{origin}: {key} must be {names}, got {value!r}")
+    try:
+        return HybridConfig(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+
+
+def _widths(value: Any, origin: str) -> tuple[int, ...]:
+    if isinstance(value, list) and all(type(item) is int for item in value):
+        return tuple(value)
+    raise ConfigError(f"{origin}: widths must be a list of whole numbers, got {value!r}")
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Read a YAML or JSON mapping (JSON is YAML).
+
+    Raises:
+        ConfigError: the file is missing, not YAML, or not a mapping.
+    """
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--hybrid-config {path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(f"--hybrid-config {path}: not valid YAML or JSON ({first})") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in loaded):
+        raise ConfigError(f"--hybrid-config {path}: must hold a mapping of keys to values")
+    return loaded
+
+
+def from_flags(gate: str | None, policy: str | None, file: str | None) -> HybridConfig:
+    """Combine the flags; a flag wins over the file's key of the same name.
+
+    Raises:
+        ConfigError: see :func:`read_file` and :func:`from_mapping`.
+    """
+    values = read_file(Path(file)) if file else {}
+    if gate is not None:
+        values["gate"] = gate
+    if policy is not None:
+        values["policy"] = policy
+    return from_mapping(values, f"--hybrid-config {file}" if file else "hybridspec flags")
+
+
+def publish(config: HybridConfig) -> None:
+    """Put ``config`` into this process's environment, for itself and its children."""
+    os.environ[ENV] = json.dumps(dataclasses.asdict(config))
+
+
+def current() -> HybridConfig:
+    """The configuration of this process; defaults where nothing was published.
+
+    Raises:
+        ConfigError: the variable does not hold a valid configuration.
+    """
+    raw = os.environ.get(ENV)
+    if not raw:
+        return HybridConfig()
+    try:
+        values = json.loads(raw)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{ENV} is not valid JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{ENV} must hold a JSON object")
+    return from_mapping(values, ENV)

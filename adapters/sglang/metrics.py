@@ -1,0 +1,89 @@
+"""Prometheus counters of the HYBRID worker, exported with the server's own ``/metrics``.
+
+Made in the scheduler process, where SGLang has set ``PROMETHEUS_MULTIPROC_DIR`` when metrics are on.
+Every counter is bound to its labels once, so a step only increments floats.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import Counter, Gauge
+
+from hybridspec.adapters.base import Source
+
+_SOURCES = tuple(source.name.lower() for source in Source)
+
+
+class HybridMetrics:
+    """Counters of steps, rows, draft tokens and fall-backs. One per process."""
+
+    def __init__(self, widths: tuple[int, ...], policy: str, gate: str) -> None:
+        steps = Counter(
+            "hybridspec_steps",
+            "Decode steps by verify width and by whether EAGLE3's forward ran.",
+            ["width", "model_forward"],
+        )
+        self._steps = {
+            (width, ran): steps.labels(str(width), "yes" if ran else "no")
+            for width in widths
+            for ran in (False, True)
+        }
+        self._mixed = Counter(
+            "hybridspec_mixed_steps", "Decode steps whose rows took drafts from different sources."
+        )
+        self._rows = _per_source("hybridspec_rows", "Rows (requests x steps) by draft source.")
+        self._proposed = _per_source("hybridspec_draft_tokens", "Draft tokens verified, by source.")
+        self._accepted = _per_source(
+            "hybridspec_accepted_tokens", "Draft tokens accepted (bonus token excluded), by source."
+        )
+        self._fallbacks = Counter(
+            "hybridspec_fallbacks", "Steps or requests that went on without a part.", ["part"]
+        )
+        self._cache_bytes = Gauge(
+            "hybridspec_suffix_cache_bytes",
+            "Estimated memory of the suffix trees.",
+            multiprocess_mode="liveall",
+        )
+        self._cache_requests = Gauge(
+            "hybridspec_suffix_cache_requests",
+            "Requests that the suffix cache follows.",
+            multiprocess_mode="liveall",
+        )
+        Gauge(
+            "hybridspec_info", "What decides.", ["policy", "gate"], multiprocess_mode="liveall"
+        ).labels(policy, gate).set(1)
+
+    def step(
+        self, width: int, model_forward: bool, source: NDArray[np.int8], length: NDArray[np.int32]
+    ) -> None:
+        """Count one decided step; ``source`` and ``length`` are ``[rows]``."""
+        self._steps[width, model_forward].inc()
+        rows = np.bincount(source, minlength=len(_SOURCES))
+        proposed = np.bincount(source, weights=length, minlength=len(_SOURCES))
+        for value, (count, tokens) in enumerate(zip(rows, proposed, strict=True)):
+            if count:
+                self._rows[value].inc(float(count))
+                self._proposed[value].inc(float(tokens))
+        if np.count_nonzero(rows) > 1:
+            self._mixed.inc()
+
+    def outcome(self, source: NDArray[np.int8], accepted: NDArray[np.int32]) -> None:
+        """Count the accepted draft tokens of one verified step, both ``[rows]``."""
+        for value, tokens in enumerate(np.bincount(source, accepted, len(_SOURCES))):
+            if tokens:
+                self._accepted[value].inc(float(tokens))
+
+    def fallback(self, part: str) -> None:
+        """Count a step or request that went on without ``part``."""
+        self._fallbacks.labels(part).inc()
+
+    def suffix_cache(self, requests: int, estimated_bytes: int) -> None:
+        """Show the suffix cache's size."""
+        self._cache_requests.set(requests)
+        self._cache_bytes.set(estimated_bytes)
+
+
+def _per_source(name: str, text: str) -> list[Counter]:
+    counter = Counter(name, text, ["source"])
+    return [counter.labels(source) for source in _SOURCES]

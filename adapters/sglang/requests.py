@@ -1,0 +1,118 @@
+"""The requests that the worker follows from step to step, each in a numbered slot.
+
+Slots index the arrays that the gate and the policy keep per request. SGLang does not tell when a
+waiting request is aborted, so requests unseen for long are dropped; one that comes back is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SWEEP_EVERY = 256
+"""Decode steps between two sweeps for vanished requests."""
+STALE_AFTER = 2048
+"""Decode steps after which an unseen request is dropped. A retracted request that waits longer only
+loses its trees' warmth, so the number needs no care."""
+
+
+@dataclass(slots=True)
+class Followed:
+    """One request: SGLang's object, its slot, and how much of its output we have taken in."""
+
+    request: Any
+    slot: int
+    taken: int
+    last_step: int
+
+    def new_tokens(self) -> NDArray[np.int32]:
+        """Output tokens (int32 ``[n]``) since the last call; marks them taken."""
+        output = self.request.output_ids
+        # A slice is a copy: a view would lock SGLang's growing array.
+        fresh = np.array(output[self.taken :], dtype=np.int32)
+        self.taken = len(output)
+        return fresh
+
+    def aborted(self) -> bool:
+        """Whether the request ended by an abort, so that its response should not be kept."""
+        reason = self.request.finished_reason
+        return reason is not None and reason.to_json().get("type") == "abort"
+
+
+class FollowedRequests:
+    """All followed requests. ``capacity`` slots at first; grows by doubling."""
+
+    def __init__(self, capacity: int, on_drop: Callable[[str], None]) -> None:
+        self._by_rid: dict[str, Followed] = {}
+        self._free = list(range(capacity))[::-1]
+        self._capacity = capacity
+        self._on_drop = on_drop
+        self._step = 0
+
+    def __len__(self) -> int:
+        return len(self._by_rid)
+
+    @property
+    def capacity(self) -> int:
+        """Slots there are; grows, never shrinks."""
+        return self._capacity
+
+    def rows(self, requests: Sequence[Any]) -> tuple[list[Followed], list[bool]]:
+        """The batch's requests in order, and which of them are followed only from now on."""
+        self._step += 1
+        if self._step % SWEEP_EVERY == 0:
+            self._sweep()
+        rows, new = [], []
+        for request in requests:
+            row = self._by_rid.get(request.rid)
+            fresh = row is None or row.request is not request
+            if row is None or fresh:
+                row = self._follow(request, row)
+            row.last_step = self._step
+            rows.append(row)
+            new.append(fresh)
+        return rows, new
+
+    def pop(self, rid: str) -> Followed | None:
+        """Stop following ``rid``; its slot is free for the next request."""
+        row = self._by_rid.pop(rid, None)
+        if row is not None:
+            self._free.append(row.slot)
+        return row
+
+    def _follow(self, request: Any, replaced: Followed | None) -> Followed:
+        if replaced is not None:
+            self.pop(request.rid)
+        if not self._free:
+            self._free = list(range(self._capacity, 2 * self._capacity))[::-1]
+            self._capacity *= 2
+        row = Followed(request, self._free.pop(), len(request.output_ids), self._step)
+        self._by_rid[request.rid] = row
+        return row
+
+    def _sweep(self) -> None:
+        stale = self._step - STALE_AFTER
+        for rid, row in list(self._by_rid.items()):
+            if row.last_step < stale:
+                self.pop(rid)
+                self._on_drop(rid)
+
+
+def context(request: Any) -> NDArray[np.int32]:
+    """Prompt and output so far, int32 ``[n]``."""
+    return np.concatenate(
+        (
+            np.array(request.origin_input_ids, dtype=np.int32),
+            np.array(request.output_ids, dtype=np.int32),
+        )
+    )
+
+
+def scope(request: Any) -> Hashable:
+    """What must be equal for two requests to share responses: cache salt and extra key, which holds
+    the LoRA adapter (``managers/schedule_batch.py``, SGLang 0.5.23)."""
+    return (request.cache_salt, request.extra_key)

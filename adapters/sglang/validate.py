@@ -1,0 +1,100 @@
+"""Start-up checks of a HYBRID server: everything that could fail later fails here, in one line.
+
+Runs in the launching process while SGLang resolves its arguments, before any worker starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hybridspec.adapters import eagle3_head
+from hybridspec.adapters.sglang import compat, config
+from hybridspec.gate import store
+
+# SGLang gates these by algorithm name or we have not made them work: refused rather than wrong.
+_REFUSED_FLAGS: dict[str, str] = {
+    "speculative_adaptive": "HYBRID chooses its own width",
+    "enable_lora": "SGLang allows LoRA only with its own algorithms",
+    "enable_watermark": "SGLang allows it only with its own algorithms",
+    "enable_unified_memory": "SGLang allows it only with its own algorithms",
+    "speculative_use_rejection_sampling": "HYBRID verifies against the target's distribution alone",
+    "enable_multi_layer_eagle": "HYBRID drives a single-layer EAGLE3 head",
+    "enable_dp_attention": "not supported by HYBRID yet",
+    "enable_two_batch_overlap": "not supported by HYBRID yet",
+}
+
+
+def server_args(args: Any) -> None:
+    """Check that a HYBRID server can start with these resolved SGLang arguments.
+
+    Raises:
+        SystemExit: the first problem, as one line that says what to do.
+    """
+    for problem in _problems(args):
+        raise SystemExit(f"hybridspec: {problem}")
+
+
+def _problems(args: Any) -> Iterator[str]:
+    try:
+        settings = config.current()
+    except config.ConfigError as error:
+        yield str(error)
+        return
+    if problem := compat.version_problem(settings.allow_untested_sglang):
+        yield problem
+    yield from compat.hook_problems()
+    yield from _flag_problems(args)
+    yield from head_problems(args.speculative_draft_model_path, args.model_path)
+    if settings.gate is not None:
+        try:
+            store.load_gate(Path(settings.gate))
+        except store.GateError as error:
+            yield str(error)
+
+
+def _flag_problems(args: Any) -> Iterator[str]:
+    for name, reason in _REFUSED_FLAGS.items():
+        if getattr(args, name, None):
+            yield f"--{name.replace('_', '-')} cannot be used with HYBRID: {reason}"
+    for name in ("pp_size", "dp_size", "attn_dcp_size"):
+        if (getattr(args, name, None) or 1) > 1:
+            yield f"{name.replace('_', ' ')} above 1 is not supported by HYBRID; set it to 1"
+    if getattr(args, "disaggregation_mode", "null") != "null":
+        yield "prefill/decode disaggregation is not supported by HYBRID"
+
+
+def head_problems(head: str | None, target: str) -> Iterator[str]:
+    """Problems of an EAGLE3 head for a target, both given as SGLang gets them (folder or hub id)."""
+    if head is None:
+        yield "HYBRID needs an EAGLE3 head: add --speculative-draft-model-path <folder or model id>"
+        return
+    try:
+        folders = local_folder(head), local_folder(target)
+    except FileNotFoundError as error:
+        yield str(error)
+        return
+    yield from eagle3_head.check_head(*folders)
+
+
+def local_folder(model: str) -> Path:
+    """The folder that holds ``model``: itself if it is one, else the hub's local snapshot.
+
+    Raises:
+        FileNotFoundError: neither a folder nor a model that the hub client can provide.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_absolute() or model.startswith(".") or model.count("/") != 1:
+        raise FileNotFoundError(f"model folder {model} does not exist")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors"]))
+    except Exception as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FileNotFoundError(
+            f"model {model} is neither a local folder nor available from the model hub ({first})"
+        ) from None
