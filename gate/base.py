@@ -1,0 +1,81 @@
+"""The contract between a step's facts, a policy and the engine that carries its decision out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridspec.gate.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """What a policy may know about the batch before a step.
+
+    Attributes:
+        cache_length: int32 ``[rows]``, tokens of each row's cache draft (0 = none).
+        cache_score: float32 ``[rows]``, the suffix tree's expected accepted length.
+        survival: float32 ``[rows, K]``, P(at least k+1 tokens of the cache draft are accepted), as
+            the gate or the acceptance table predicts it; what stands beyond a row's
+            ``cache_length`` is ignored. None: nothing predicts, policies then take the score at
+            its word.
+        model_survival: float32 ``[rows, S]``, the same for EAGLE3's draft of S steps.
+            ``[rows, 0]``: there is no draft head.
+        context_tokens: tokens in the KV cache of all rows together.
+    """
+
+    cache_length: NDArray[np.int32]
+    cache_score: NDArray[np.float32]
+    survival: NDArray[np.float32] | None
+    model_survival: NDArray[np.float32]
+    context_tokens: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.cache_length)
+
+    @property
+    def model_steps(self) -> int:
+        """S, the tokens that one draft-head forward proposes for a row; 0 without a head."""
+        return int(self.model_survival.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One verify width for the batch and one source per row.
+
+    Attributes:
+        width: tokens verified per row: the newest token and up to ``width - 1`` draft tokens.
+        source: int8 ``[rows]``, values of :class:`Source`.
+        length: int32 ``[rows]``, draft tokens to propose, at most ``width - 1``; 0 for NONE.
+    """
+
+    width: int
+    source: NDArray[np.int8]
+    length: NDArray[np.int32]
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the draft head's forward must run this step (for the whole batch)."""
+        return bool((self.source == Source.MODEL).any())
+
+
+class Policy(Protocol):
+    """Turns a step's view into a decision. Mutates nothing of the view, deterministic, never raises
+    for a valid view."""
+
+    @property
+    def name(self) -> str: ...
+
+    def decide(self, view: StepView) -> Decision: ...
+
+
+class StepTime(Protocol):
+    """Predicts how long a step takes."""
+
+    def predict(self, rows: int, width: int, context_tokens: int, model: bool) -> float:
+        """Seconds of one step; ``model``: whether the draft head's forward runs. > 0."""
+        ...

@@ -1,0 +1,169 @@
+"""How long a decode step takes: a linear prior, corrected online by what steps really took.
+
+Prior: ``base + token * rows * width + context * context tokens + model (if the draft head ran)``.
+Every (rows bucket, width, model) cell keeps the recent ratios of measured to prior time; its
+median corrects the prior there, shrunk towards the ratio of all steps while the cell is young.
+Medians make single outliers (a step after idling, one interleaved with a prefill) harmless. Knows
+no engine and reads no clock: it is told seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hybridspec.gate.errors import GateError
+
+SCHEMA = 1
+# Recent ratios kept per cell and over all steps; the weight of the overall ratio, in samples; how
+# far from the overall ratio a step counts as an outlier. Choices: the CPU server's steps scatter by
+# 2x when other processes share its cores; drift is followed within about ten steps of a cell.
+_CELL_WINDOW, _ALL_WINDOW = 16, 64
+_SHRINK = 2.0
+_OUTLIER = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds: per step, per verified token, per context token, per draft-head forward."""
+
+    base: float
+    token: float
+    context: float
+    model: float
+
+    def seconds(self, rows: int, width: int, context_tokens: int, model: bool) -> float:
+        """The prior's time of one step."""
+        forward = self.base + self.token * rows * width + self.context * context_tokens
+        return forward + self.model if model else forward
+
+
+PROFILES: dict[str, StepCost] = {
+    # Llama-3.1-8B on an H100, arXiv 2601.11580: verify 3.93e-8 s per KV token, 2.10e-5 s per batch
+    # token and 5.89e-3 s; 1.21e-3 s of overhead per step; EAGLE's draft 2.14e-3 s.
+    "h100": StepCost(base=5.89e-3 + 1.21e-3, token=2.10e-5, context=3.93e-8, model=2.14e-3),
+    # SmolLM2-135M, bfloat16, two CPU cores: one forward of 1 / 8 / 16 / 32 / 64 tokens took
+    # 32 / 39 / 44 / 55 / 81 ms (least squares, within 3%); plain steps at 19-22 tokens/s leave
+    # 18 ms of overhead; four EAGLE3 steps took 10% of a step. Context was not measured: 0.
+    "cpu": StepCost(base=31.8e-3 + 18e-3, token=7.6e-4, context=0.0, model=6e-3),
+}
+
+
+class _Ratios:
+    """The last ``size`` ratios in a ring, with their median kept ready."""
+
+    __slots__ = ("_next", "_size", "_values", "median")
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values: list[float] = []
+        self._next = 0
+        self.median = 1.0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, ratio: float) -> None:
+        if len(self._values) < self._size:
+            self._values.append(ratio)
+        else:
+            self._values[self._next] = ratio
+            self._next = (self._next + 1) % self._size
+        self.median = median(self._values)
+
+
+class StepTimeModel:
+    """Step time as a function of rows, width, context and draft-head forward. Not thread-safe."""
+
+    def __init__(self, prior: StepCost) -> None:
+        self.prior = prior
+        self._all = _Ratios(_ALL_WINDOW)
+        self._cells: dict[tuple[int, int, bool], _Ratios] = {}
+        self.outliers = 0
+
+    @classmethod
+    def from_profile(cls, name: str) -> StepTimeModel:
+        """The model of a built-in profile.
+
+        Raises:
+            GateError: an unknown name (the valid ones are listed).
+        """
+        if name not in PROFILES:
+            raise GateError(f"unknown step-time profile {name!r}; valid are {', '.join(PROFILES)}")
+        return cls(PROFILES[name])
+
+    def predict(self, rows: int, width: int, context_tokens: int, model: bool) -> float:
+        """Seconds of a step that verifies ``width`` tokens in each of ``rows`` rows.
+
+        Args:
+            rows: running requests of the step.
+            width: verified tokens per row, root token included.
+            context_tokens: KV tokens of all rows together.
+            model: whether the draft head's forward runs.
+        """
+        ratio = self._all.median
+        cell = self._cells.get((_bucket(rows), width, model))
+        if cell is not None:
+            count = len(cell)
+            ratio = (cell.median * count + ratio * _SHRINK) / (count + _SHRINK)
+        return self.prior.seconds(rows, width, context_tokens, model) * ratio
+
+    def observe(
+        self, rows: int, width: int, context_tokens: int, model: bool, seconds: float
+    ) -> None:
+        """Learn from one step's measured ``seconds``; steps far from what is expected are counted
+        as outliers and ignored, unless nothing is known yet or they persist."""
+        if not seconds > 0.0:
+            return
+        ratio = seconds / self.prior.seconds(rows, width, context_tokens, model)
+        self._all.add(ratio)
+        expected = self._all.median
+        if len(self._all) >= 8 and not expected / _OUTLIER < ratio < expected * _OUTLIER:
+            self.outliers += 1
+            return
+        key = (_bucket(rows), width, model)
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = _Ratios(_CELL_WINDOW)
+        cell.add(ratio)
+
+    def save(self, path: Path) -> None:
+        """Write the prior and the learned ratios as JSON."""
+        cells = [[*key, cell.median, len(cell)] for key, cell in self._cells.items()]
+        content = {"schema": SCHEMA, "prior": asdict(self.prior), "overall": self._all.median}
+        path.write_text(json.dumps({**content, "cells": cells}, indent=1))
+
+    @classmethod
+    def load(cls, path: Path) -> StepTimeModel:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            GateError: the file is missing, is no profile, or has another schema version.
+        """
+        try:
+            return cls._from_json(json.loads(path.read_text()))
+        except FileNotFoundError:
+            raise GateError(f"step-time profile: no file at {path}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise GateError(f"step-time profile {path} cannot be used: {error}") from None
+
+    @classmethod
+    def _from_json(cls, content: dict[str, Any]) -> StepTimeModel:
+        if content["schema"] != SCHEMA:
+            raise ValueError(f"schema {content['schema']}, this version reads {SCHEMA}")
+        prior = StepCost(**{f.name: float(content["prior"][f.name]) for f in fields(StepCost)})
+        made = cls(prior)
+        made._all.add(float(content["overall"]))
+        for rows, width, model, ratio, count in content["cells"]:
+            cell = made._cells[(int(rows), int(width), bool(model))] = _Ratios(_CELL_WINDOW)
+            for _ in range(min(int(count), _CELL_WINDOW)):
+                cell.add(float(ratio))
+        return made
+
+
+def _bucket(rows: int) -> int:
+    """Rows rounded up to a power of two, so that neighbours share their measurements."""
+    return 1 << (rows - 1).bit_length()

@@ -1,0 +1,80 @@
+"""The step-time model: prior, online correction, outliers, profiles."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hybridspec.gate.cost import PROFILES, StepCost, StepTimeModel
+from hybridspec.gate.errors import GateError
+
+PRIOR = StepCost(base=0.05, token=0.001, context=1e-6, model=0.01)
+
+
+def test_prior() -> None:
+    cost = StepTimeModel(PRIOR)
+    assert cost.predict(2, 8, 1000, False) == pytest.approx(0.05 + 0.016 + 0.001)
+    assert cost.predict(2, 8, 1000, True) == pytest.approx(0.077)
+
+
+def test_profiles() -> None:
+    h100 = StepTimeModel.from_profile("h100")
+    assert h100.predict(1, 1, 1000, False) == pytest.approx(7.16e-3, rel=0.01)
+    cpu = PROFILES["cpu"]
+    for tokens, milliseconds in ((1, 32), (8, 39), (16, 44), (32, 55), (64, 81)):
+        forward = cpu.seconds(1, tokens, 0, False) - 18e-3
+        assert forward * 1000 == pytest.approx(milliseconds, rel=0.04)
+    with pytest.raises(GateError, match="valid are h100, cpu"):
+        StepTimeModel.from_profile("abacus")
+
+
+def test_cells_learn_and_the_rest_follows_the_whole() -> None:
+    cost = StepTimeModel(PRIOR)
+    for _ in range(30):
+        cost.observe(1, 1, 0, False, 2 * PRIOR.seconds(1, 1, 0, False))
+        cost.observe(1, 32, 0, False, 1.5 * PRIOR.seconds(1, 32, 0, False))
+    assert cost.predict(1, 1, 0, False) == pytest.approx(2 * PRIOR.seconds(1, 1, 0, False), rel=0.1)
+    wide = PRIOR.seconds(1, 32, 0, False)
+    assert cost.predict(1, 32, 0, False) == pytest.approx(1.5 * wide, rel=0.1)
+    unseen = cost.predict(4, 8, 0, True) / PRIOR.seconds(4, 8, 0, True)
+    assert 1.5 <= unseen <= 2.0
+
+
+def test_outliers_do_not_count_but_drift_does() -> None:
+    cost = StepTimeModel(PRIOR)
+    usual = PRIOR.seconds(1, 4, 0, False)
+    for i in range(100):
+        cost.observe(1, 4, 0, False, usual * (50 if i % 10 == 9 else 1))
+    assert cost.predict(1, 4, 0, False) == pytest.approx(usual, rel=0.01)
+    assert cost.outliers >= 8
+    cost.observe(1, 4, 0, False, 0.0)
+    cost.observe(1, 4, 0, False, float("nan"))
+    for _ in range(64):
+        cost.observe(1, 4, 0, False, usual * 3)
+    assert cost.predict(1, 4, 0, False) == pytest.approx(usual * 3, rel=0.05)
+    for _ in range(128):  # a jump beyond the outlier bound that stays is taken in
+        cost.observe(1, 4, 0, False, usual * 100)
+    assert cost.predict(1, 4, 0, False) == pytest.approx(usual * 100, rel=0.2)
+
+
+def test_profile_round_trip(tmp_path: Path) -> None:
+    cost = StepTimeModel(PRIOR)
+    for _ in range(5):
+        cost.observe(3, 8, 10, True, 0.2)
+    path = tmp_path / "profile.json"
+    cost.save(path)
+    again = StepTimeModel.load(path)
+    for cell in ((3, 8, 10, True), (4, 8, 10, True), (9, 1, 10, False)):
+        assert again.predict(*cell) == pytest.approx(cost.predict(*cell))
+
+
+def test_bad_profiles_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    with pytest.raises(GateError, match="no file"):
+        StepTimeModel.load(path)
+    for content in ("{", "[]", "{}", json.dumps({"schema": 99})):
+        path.write_text(content)
+        with pytest.raises(GateError, match="cannot be used"):
+            StepTimeModel.load(path)
