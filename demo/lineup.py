@@ -1,0 +1,104 @@
+"""The six algorithms of the demo and the server arguments that each of them needs.
+
+Device flags are left to SGLang and the plugin: the same arguments serve on a CPU and on a GPU. This
+module starts nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+# Widths as in the measurements that this project's goals are stated against: EAGLE3 a chain of four
+# drafts (plus the bonus token), NGRAM eight tokens a step.
+_EAGLE3 = ("--speculative-algorithm", "EAGLE3")
+_EAGLE3_CHAIN = (
+    *("--speculative-num-steps", "4"),
+    *("--speculative-eagle-topk", "1"),
+    *("--speculative-num-draft-tokens", "5"),
+)
+_NGRAM = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8")
+_HYBRID = ("--speculative-algorithm", "HYBRID", "--hybrid-policy")
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One contestant.
+
+    Attributes:
+        args: its arguments of ``sglang.launch_server``.
+        head: whether it loads the EAGLE3 head.
+        gate: whether it loads the gate.
+        title: what it is, for the table.
+    """
+
+    args: tuple[str, ...]
+    head: bool
+    gate: bool
+    title: str
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "plain": Algorithm((), False, False, "plain decoding"),
+    "ngram": Algorithm(_NGRAM, False, False, "SGLang's NGRAM"),
+    "eagle3": Algorithm((*_EAGLE3, *_EAGLE3_CHAIN), True, False, "SGLang's EAGLE3"),
+    "cache": Algorithm((*_HYBRID, "cache"), True, False, "suffix cache alone"),
+    "threshold": Algorithm((*_HYBRID, "threshold"), True, True, "HYBRID, the paper's rule"),
+    "hybrid": Algorithm((*_HYBRID, "goodput"), True, True, "HYBRID"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Assets:
+    """The folders that the servers load; ``head`` and ``gate`` may be missing."""
+
+    target: Path
+    head: Path | None
+    gate: Path | None
+
+    @classmethod
+    def bundled(cls, target: Path) -> Assets:
+        """The head and the gate that come with the demo, where they are there."""
+        head, gate = HERE / "head", HERE / "gate"
+        return cls(
+            target=target,
+            head=head if (head / "config.json").is_file() else None,
+            gate=gate if (gate / "gate.json").is_file() else None,
+        )
+
+
+def server_args(algorithm: Algorithm, assets: Assets, *, dtype: str, streams: int = 1) -> list[str]:
+    """Arguments of ``sglang.launch_server`` for one algorithm, without host and port.
+
+    Args:
+        algorithm: which one.
+        assets: folders to load.
+        dtype: ``bfloat16`` for speed, ``float32`` where token ids are compared.
+        streams: most requests in flight.
+    """
+    args = [
+        *("--model-path", str(assets.target)),
+        *("--dtype", dtype),
+        *("--max-running-requests", str(max(16, streams))),
+        # Small, because eight servers share one machine's memory: 16 requests of 1,250 tokens.
+        *("--max-total-tokens", str(1250 * max(16, streams))),
+        # Paused servers must not take the pause for a hang.
+        *("--watchdog-timeout", "36000"),
+        *algorithm.args,
+    ]
+    if algorithm.head and assets.head is not None:
+        args += ["--speculative-draft-model-path", str(assets.head)]
+    if algorithm.gate and assets.gate is not None:
+        args += ["--hybrid-gate", str(assets.gate)]
+    return args
+
+
+def identify(folder: Path | None, weights: str) -> str:
+    """Say which head or gate this is: its folder and the start of its weights' sha256."""
+    if folder is None:
+        return "none"
+    digest = hashlib.sha256((folder / weights).read_bytes()).hexdigest()
+    return f"{folder.parent.name}/{folder.name} (sha256 {digest[:12]})"

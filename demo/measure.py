@@ -1,0 +1,108 @@
+"""The measured part of the demo: rounds of blocks, in which the algorithms take turns.
+
+A block is one algorithm answering the prompts of one workload and round. All algorithms answer a
+block's prompts before the next block begins, so a noisy machine hits them alike; the order rotates
+from round to round. Every round has prompts of its own and starts with empty caches. This module
+neither starts servers nor prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hybridspec.demo.turns import Turns
+from hybridspec.loadtest.client import Run
+
+TokenIds = Sequence[int]
+
+# Answers are cut here: long enough for the drafts of a code edit to matter, short enough for three
+# rounds of six algorithms in ten minutes on two cores.
+MAX_TOKENS = 80
+# Prompts of one block at one stream; with more streams a block has one prompt a stream.
+BLOCK_PROMPTS = 2
+# Warm-up is there for lazy initialisation and step-time estimates, not for filling caches.
+WARM_UP_TOKENS = 32
+WARM_UP = (
+    "Repeat these words five times: red green blue yellow black white brown orange purple pink.",
+    "Write two sentences about the sea.",
+    "Count from one to forty in words.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One measurement: an algorithm on the prompts of one workload in one round."""
+
+    round: int
+    workload: str
+    algorithm: str
+    run: Run
+
+
+def block_size(streams: int) -> int:
+    """Prompts in a block: enough that every stream has one."""
+    return max(BLOCK_PROMPTS, streams)
+
+
+def rotate(names: Sequence[str], by: int) -> list[str]:
+    """The names in a cycle, begun ``by`` places later."""
+    return [names[(by + index) % len(names)] for index in range(len(names))]
+
+
+def pick(prompts: Sequence[TokenIds], round_: int, size: int) -> list[TokenIds]:
+    """The prompts of one round: the next ``size``, beginning again where they run out."""
+    return [prompts[(round_ * size + index) % len(prompts)] for index in range(size)]
+
+
+def warm_up(turns: Turns, algorithms: Sequence[str], streams: int) -> None:
+    """Let every server answer a few prompts that are not measured, then empty its caches."""
+    for name in algorithms:
+        with turns.turn(name) as client:
+            prompts = [client.tokenize([{"role": "user", "content": text}]) for text in WARM_UP]
+            batch = [prompts[index % len(prompts)] for index in range(max(len(prompts), streams))]
+            client.run(batch, max_tokens=WARM_UP_TOKENS, streams=streams)
+
+
+def measure(
+    turns: Turns,
+    prompts: Mapping[str, Sequence[TokenIds]],
+    algorithms: Sequence[str],
+    *,
+    rounds: int,
+    streams: int,
+    done: Callable[[Block], None],
+) -> list[Block]:
+    """Run all rounds.
+
+    Args:
+        turns: servers by name of algorithm, started and warm.
+        prompts: token ids of every prompt, by workload.
+        algorithms: who takes part.
+        rounds: how many rounds.
+        streams: requests in flight at a time.
+        done: called after each block.
+
+    Returns:
+        All blocks, in the order in which they ran.
+    """
+    blocks = []
+    for round_ in range(rounds):
+        for name in algorithms:
+            with turns.turn(name) as client:
+                client.flush_cache()
+        for workload, name in _schedule(list(prompts), algorithms, round_):
+            chosen = pick(prompts[workload], round_, block_size(streams))
+            with turns.turn(name) as client:
+                run = client.run(chosen, max_tokens=MAX_TOKENS, streams=streams)
+            blocks.append(Block(round_, workload, name, run))
+            done(blocks[-1])
+    return blocks
+
+
+def _schedule(
+    workloads: Sequence[str], algorithms: Sequence[str], round_: int
+) -> Iterator[tuple[str, str]]:
+    for index, workload in enumerate(workloads):
+        for name in rotate(algorithms, round_ + index):
+            yield workload, name

@@ -1,0 +1,158 @@
+"""The ``hybridspec`` command: one sub-command per room, each imported only when it is used.
+
+Nothing but typer is imported here, so that ``--help`` is instant and works in an installation that
+has the gate alone. This module contains no logic of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Gated hybrid speculative decoding for SGLang.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+demo_app = typer.Typer(help="The embedded target and the side-by-side demo.")
+traces_app = typer.Typer(help="Traces for training the gate.", no_args_is_help=True)
+app.add_typer(demo_app, name="demo")
+app.add_typer(traces_app, name="traces")
+
+# The rooms a command needs beyond the base installation, and the extra that brings them.
+_SERVING = (("sglang", "sglang"), ("httpx", "loadtest"))
+
+
+def _need(*modules: tuple[str, str]) -> None:
+    missing = [(name, extra) for name, extra in modules if find_spec(name) is None]
+    if missing:
+        names = ", ".join(name for name, _ in missing)
+        extras = ",".join(extra for _, extra in missing)
+        _leave(f"this command needs {names}: pip install 'hybridspec[{extras}]'")
+
+
+def _leave(message: str) -> None:
+    typer.echo(f"hybridspec: {message}", err=True)
+    raise typer.Exit(1)
+
+
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds; the table shows their medians.")]
+Streams = Annotated[int, typer.Option(min=1, help="Requests in flight at a time.")]
+Many = Annotated[
+    list[str] | None, typer.Option(help="Repeat for several; all by default.", show_default=False)
+]
+Out = Annotated[Path, typer.Option(help="Where the results go, as JSON.")]
+
+
+@demo_app.callback(invoke_without_command=True)
+def demo(context: typer.Context) -> None:
+    """Run the side-by-side demo (the same as ``demo run``)."""
+    if context.invoked_subcommand is None:
+        demo_run()
+
+
+@demo_app.command("run")
+def demo_run(
+    rounds: Rounds = 3,
+    streams: Streams = 1,
+    workload: Many = None,
+    algorithm: Many = None,
+    out: Out = Path("build/demo.json"),
+    json: Annotated[bool, typer.Option("--json", help="Print the results as JSON only.")] = False,
+) -> None:
+    """Six algorithms take turns on the same prompts; prints speeds and speed-ups."""
+    _need(*_SERVING)
+    from hybridspec.demo.run import DemoError, run_demo
+
+    try:
+        run_demo(
+            rounds=rounds,
+            streams=streams,
+            workloads=workload or None,
+            algorithms=algorithm or None,
+            out=out,
+            json=json,
+        )
+    except DemoError as error:
+        _leave(str(error))
+
+
+@demo_app.command("target")
+def demo_target() -> None:
+    """Build the embedded target into the cache folder and print where it is."""
+    _need(("transformers", "sglang"), ("gguf", "sglang"))
+    from hybridspec.demo.target import TargetError, ensure_target
+
+    try:
+        typer.echo(str(ensure_target()))
+    except TargetError as error:
+        _leave(str(error))
+
+
+@demo_app.command(
+    "train-head",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def demo_train_head(context: typer.Context) -> None:
+    """Train the EAGLE3 head of the embedded target (its own options follow)."""
+    _need(("torch", "train"), ("transformers", "sglang"))
+    from hybridspec.demo.eagle3.train import main
+
+    sys.argv = ["hybridspec demo train-head", *context.args]
+    main()
+
+
+@traces_app.command("collect")
+def traces_collect(
+    url: Annotated[str, typer.Option(help="Address of a running server.")],
+    out: Annotated[Path, typer.Option(help="JSON-lines file to write.")],
+    workload: Annotated[list[str], typer.Option(help="Bundled name, file or folder; repeatable.")],
+    max_tokens: Annotated[int | None, typer.Option(help="Overrides the workload's limit.")] = None,
+    streams: Streams = 8,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many prompts.")] = None,
+) -> None:
+    """Send prompts to a running server and keep prompt and output token ids."""
+    _need(("httpx", "loadtest"))
+    from hybridspec.demo.collect import collect
+    from hybridspec.loadtest.client import RequestFailed
+    from hybridspec.loadtest.workloads import BadWorkload
+
+    try:
+        count = collect(url, workload, out, max_tokens=max_tokens, streams=streams, limit=limit)
+    except (BadWorkload, RequestFailed) as error:
+        _leave(str(error))
+    else:
+        typer.echo(f"{count} traces in {out}")
+
+
+@app.command()
+def doctor(
+    gate: Annotated[Path | None, typer.Option(help="Gate folder to check.")] = None,
+    head: Annotated[Path | None, typer.Option(help="EAGLE3 head to check.")] = None,
+    target: Annotated[Path | None, typer.Option(help="Target model that the head is for.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check this installation; exits with 1 if HYBRID would not start."""
+    from hybridspec.adapters.sglang.doctor import run
+
+    raise typer.Exit(run(gate=gate, head=head, target=target, as_json=json))
+
+
+def _mount_gate() -> None:
+    # The gate's commands are typer's own tree, so they must be imported to be mounted. They are
+    # asked for only when named, or the help of every other command would pay for NumPy.
+    if "gate" in sys.argv[1:2]:
+        from hybridspec.gate.cli import app as gate_app
+
+        app.add_typer(gate_app, name="gate")
+    else:
+        app.command("gate", help="Train, evaluate, export and inspect gates.")(lambda: None)
+
+
+_mount_gate()

@@ -1,0 +1,100 @@
+"""Real SGLang servers for the engine tests: one per configuration, started on first use and shared.
+
+Two cores carry one busy server, so all but the one in use are paused. The tests on top of this know
+configurations by name and never build command lines themselves, except to add flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hybridspec.demo.lineup import ALGORITHMS, Algorithm, Assets, server_args
+from hybridspec.loadtest.client import Client, Prompt
+from hybridspec.loadtest.server import Server
+from hybridspec.loadtest.workloads import load
+
+DTYPE = "float32"
+POLICIES = ("none", "model", "cache", "score", "threshold", "goodput")
+# Paused servers keep their memory (about 2 GiB each); older ones are stopped.
+MOST_ALIVE = 4
+
+CONFIGURATIONS: dict[str, Algorithm] = {
+    **{name: ALGORITHMS[name] for name in ("plain", "ngram", "eagle3")},
+    **{
+        policy: Algorithm(
+            ("--speculative-algorithm", "HYBRID", "--hybrid-policy", policy), True, True, policy
+        )
+        for policy in POLICIES
+    },
+}
+
+
+class EngineServers:
+    """Servers by configuration and extra flags; calling it gives a running, ready one."""
+
+    def __init__(self, assets: Assets, log_dir: Path) -> None:
+        self._assets = assets
+        self._log_dir = log_dir
+        self._servers: dict[tuple[str, ...], Server] = {}
+
+    def args(self, name: str, *extra: str) -> list[str]:
+        """Command-line arguments of a configuration, for tests that start a server themselves."""
+        args = server_args(CONFIGURATIONS[name], self._assets, dtype=DTYPE)
+        return [*args, *extra]
+
+    def __call__(self, name: str, *extra: str) -> Server:
+        """The server of a configuration, running; every other one is paused.
+
+        Args:
+            name: a key of :data:`CONFIGURATIONS`.
+            extra: more arguments of ``sglang.launch_server``; they make it another server.
+        """
+        key = (name, *extra)
+        for server in self._servers.values():
+            if not server.paused:
+                server.pause()
+        server = self._servers.pop(key, None) or self._start(key)
+        self._servers[key] = server  # Last used is last in order.
+        server.resume()
+        return server
+
+    def stop(self) -> None:
+        """Stop all servers."""
+        for server in self._servers.values():
+            server.stop()
+
+    def _start(self, key: tuple[str, ...]) -> Server:
+        while len(self._servers) >= MOST_ALIVE:
+            self._servers.pop(next(iter(self._servers))).stop()
+        label = "-".join(part.strip("-").replace("/", "_") for part in key)[:80]
+        server = Server(self.args(*key), log_path=self._log_dir / f"{label}.log")
+        server.start()
+        server.wait_ready()
+        return server
+
+
+def generate(
+    server: Server,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int = 48,
+    concurrency: int = 1,
+    sampling_params: Mapping[str, Any] | None = None,
+) -> list[list[int]]:
+    """Output token ids of every prompt (text or token ids), in order; greedy by default."""
+    with Client(server.url) as client:
+        run = client.run(
+            prompts, max_tokens=max_new_tokens, streams=concurrency, sampling=sampling_params
+        )
+    return [answer.output_ids for answer in run.answers]
+
+
+def bundled_prompts(server: Server, per_workload: int) -> list[list[int]]:
+    """Token ids of the first prompts of the three bundled workloads, rendered by the server."""
+    with Client(server.url) as client:
+        return [
+            client.tokenize(request.messages)
+            for name in ("edit", "tools", "chat")
+            for request in load(name)[:per_workload]
+        ]
