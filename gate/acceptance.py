@@ -44,6 +44,12 @@ class ModelAcceptance:
         self._slot_hits[slots] = 0.0
         self._slot_tries[slots] = 0.0
 
+    def grow(self, capacity: int) -> None:
+        """Make room for ``capacity`` slots; the old ones keep their counts."""
+        room = ((0, capacity - len(self._slot_hits)), (0, 0))
+        self._slot_hits = np.pad(self._slot_hits, room)
+        self._slot_tries = np.pad(self._slot_tries, room)
+
     def observe(
         self,
         slots: NDArray[np.integer],

@@ -25,6 +25,8 @@ class StepView:
         model_survival: float32 ``[rows, S]``, the same for EAGLE3's draft of S steps.
             ``[rows, 0]``: there is no draft head.
         context_tokens: tokens in the KV cache of all rows together.
+        model_free: leading tokens of EAGLE3's draft that need no draft-head forward (its
+            draft-extend has predicted the first one already).
     """
 
     cache_length: NDArray[np.int32]
@@ -32,6 +34,7 @@ class StepView:
     survival: NDArray[np.float32] | None
     model_survival: NDArray[np.float32]
     context_tokens: int
+    model_free: int = 0
 
     @property
     def rows(self) -> int:
@@ -58,9 +61,10 @@ class Decision:
     length: NDArray[np.int32]
 
     @property
-    def needs_model(self) -> bool:
-        """Whether the draft head's forward must run this step (for the whole batch)."""
-        return bool((self.source == Source.MODEL).any())
+    def model_length(self) -> int:
+        """Longest model draft that any row takes; 0 if none does. The draft head's forward must run
+        (for the whole batch) if this exceeds the view's ``model_free``."""
+        return int(self.length[self.source == Source.MODEL].max(initial=0))
 
 
 class Policy(Protocol):

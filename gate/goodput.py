@@ -30,15 +30,19 @@ class Goodput:
     def decide(self, view: StepView) -> Decision:
         """The best decision; ties go to the narrower width and to no draft-head forward."""
         cache = self._gain(cache_survival(view), view.cache_length)
-        model = self._gain(view.model_survival, None)
-        off = view.rows + cache.sum(axis=0)
-        best = self._best(view, off, model=False)
-        if view.model_steps:
-            on = view.rows + np.maximum(cache, model).sum(axis=0)
-            challenger = self._best(view, on, model=True)
-            if challenger[0] > best[0]:
-                return self._decision(view, challenger[1], cache, model)
-        return self._decision(view, best[1], cache, None)
+        # Without the draft head's forward only the tokens that it has predicted already are there.
+        free = view.model_survival[:, : view.model_free]
+        arms = [(False, free, self._gain(free, None))]
+        if view.model_steps > view.model_free:
+            arms.append((True, view.model_survival, self._gain(view.model_survival, None)))
+        best: tuple[float, Decision] | None = None
+        for forward, survival, model in arms:
+            tokens = view.rows + np.maximum(cache, model).sum(axis=0)
+            rate, index = self._best(view, tokens, forward)
+            if best is None or rate > best[0]:
+                best = rate, self._decision(view, index, cache, model, survival.shape[1])
+        assert best is not None
+        return best[1]
 
     def _gain(
         self, survival: NDArray[np.float32], length: NDArray[np.int32] | None
@@ -68,16 +72,16 @@ class Goodput:
         view: StepView,
         index: int,
         cache: NDArray[np.float64],
-        model: NDArray[np.float64] | None,
+        model: NDArray[np.float64],
+        model_length: int,
     ) -> Decision:
         limit = int(self._widths[index]) - 1
         use_cache = cache[:, index] > 0.0
         source = np.where(use_cache, Source.CACHE, Source.NONE).astype(np.int8)
         length = np.where(use_cache, np.minimum(view.cache_length, limit), 0).astype(np.int32)
-        if model is not None:
-            use_model = model[:, index] > cache[:, index]
-            source[use_model] = Source.MODEL
-            length[use_model] = min(view.model_steps, limit)
+        use_model = model[:, index] > cache[:, index]
+        source[use_model] = Source.MODEL
+        length[use_model] = min(model_length, limit)
         return Decision(limit + 1, source, length)
 
 

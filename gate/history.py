@@ -69,6 +69,11 @@ class RequestHistory:
         """Forget ``slots`` (int ``[rows]``): their next request starts fresh."""
         self._values[slots] = _START
 
+    def grow(self, capacity: int) -> None:
+        """Make room for ``capacity`` slots; the old ones keep their values."""
+        fresh = np.tile(_START, (capacity - len(self._values), 1))
+        self._values = np.concatenate([self._values, fresh])
+
     def read(self, slots: NDArray[np.integer]) -> NDArray[np.float32]:
         """Copies of the rows of ``slots``: float32 ``[rows, len(HISTORY_COLUMNS)]``."""
         rows: NDArray[np.float32] = self._values[slots]

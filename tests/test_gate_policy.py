@@ -48,8 +48,8 @@ def test_baselines() -> None:
     assert shown(make_policy("model").decide(step)) == (4, [M] * 4, [3] * 4)
     assert shown(make_policy("cache").decide(step)) == (32, [N, C, C, C], [0, 3, 20, 31])
     assert shown(make_policy("score").decide(step)) == (32, [M, M, C, C], [3, 3, 20, 31])
-    assert make_policy("model").decide(step).needs_model
-    assert not make_policy("cache").decide(step).needs_model
+    assert make_policy("model").decide(step).model_length
+    assert not make_policy("cache").decide(step).model_length
 
 
 def test_threshold_uses_the_gate_and_else_the_score() -> None:
@@ -68,7 +68,7 @@ def test_width_is_the_narrowest_that_fits() -> None:
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_no_head_and_empty_batches(name: str) -> None:
     policy = make_policy(name, cost=FREE)
-    assert not policy.decide(view([5, 0], accept=[0.9, 0.9], scores=[9.0, 0.0])).needs_model
+    assert not policy.decide(view([5, 0], accept=[0.9, 0.9], scores=[9.0, 0.0])).model_length
     assert shown(policy.decide(view([]))) == (1, [], [])
     assert shown(policy.decide(view([0, 0]))) == (1, [N, N], [0, 0])
 
@@ -88,7 +88,7 @@ def test_goodput_weighs_the_batch() -> None:
     assert decision.source.tolist() == [C, M]
     assert decision.length[1] == 3
     costly = StepTimeModel(StepCost(base=0.05, token=0.001, context=0.0, model=1.0))
-    assert not make_policy("goodput", cost=costly).decide(mixed).needs_model
+    assert not make_policy("goodput", cost=costly).decide(mixed).model_length
 
 
 def plain_goodput(step: StepView, ladder: tuple[int, ...], cost: StepTimeModel) -> float:
@@ -124,7 +124,7 @@ def test_goodput_is_exact() -> None:
         for row, (source, length) in enumerate(zip(got.source, got.length, strict=True)):
             table = step.model_survival if source == M else step.survival
             tokens += 1.0 + float(table[row, :length].sum())
-        seconds = cost.predict(rows, got.width, step.context_tokens, got.needs_model)
+        seconds = cost.predict(rows, got.width, step.context_tokens, got.model_length > 0)
         assert tokens / seconds == pytest.approx(plain_goodput(step, ladder, cost), rel=1e-6)
         assert (got.length < got.width).all()
 

@@ -1,7 +1,7 @@
 """Verify inputs for chains of one width: every row is a root (bonus) token and its draft.
 
-Rows that propose less than the width are padded; the chain's links end at the row's own length, so a
-padding token can never be accepted.
+Rows that propose less than the width are padded; the chain's links end at the row's own length, so
+padding can never be accepted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The table of SGLang names that we rely on, and the check that they are what we think they are.
 
-Checked when the plugin registers, and by ``hybridspec doctor``. A name that moved or changed its
-parameters is reported by path, so that an SGLang upgrade fails in one line and not inside a request.
+Checked when a HYBRID server starts, and by ``hybridspec doctor``. A name that moved or changed its
+parameters is reported by path: an SGLang upgrade fails in one line and not inside a request.
 """
 
 from __future__ import annotations

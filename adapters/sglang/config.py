@@ -1,7 +1,7 @@
 """HYBRID's own configuration: flags, the ``--hybrid-config`` file, and the way to child processes.
 
-SGLang starts its scheduler in child processes and carries only its own record there, so ours travels
-in one environment variable. This module does not import SGLang.
+SGLang starts its scheduler in child processes and carries only its own record there, so ours
+travels in one environment variable. This module does not import SGLang.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class HybridConfig:
     Attributes:
         gate: folder of the gate, or None to decide without one.
         policy: one of :data:`POLICIES`.
-        widths: verify widths in tokens per request, the root (bonus) token included; rising, from 1.
+        widths: verify widths in tokens per request, root (bonus) token included; rising from 1.
         tau: ``threshold``: the cache draft is used when its predicted accepted length exceeds this.
             6 is the figure of arXiv 2606.01019.
         suffix_depth: longest suffix that the trees match, tokens.

@@ -1,6 +1,6 @@
 """Prometheus counters of the HYBRID worker, exported with the server's own ``/metrics``.
 
-Made in the scheduler process, where SGLang has set ``PROMETHEUS_MULTIPROC_DIR`` when metrics are on.
+Made in the scheduler process, where SGLang has set ``PROMETHEUS_MULTIPROC_DIR`` if metrics are on.
 Every counter is bound to its labels once, so a step only increments floats.
 """
 

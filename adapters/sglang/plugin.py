@@ -1,8 +1,8 @@
 """Entry point of the SGLang plugin (group ``sglang.srt.plugins``), run in every SGLang process.
 
 SGLang only logs a plugin that raises and then fails on an unknown algorithm name. So where the user
-asked for HYBRID and it cannot be registered, the process ends here with one line; where the user did
-not, SGLang goes on without us.
+asked for HYBRID and it cannot be registered, the process ends here with one line; where the user
+did not, SGLang goes on without us.
 """
 
 from __future__ import annotations

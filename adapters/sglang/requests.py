@@ -22,12 +22,16 @@ loses its trees' warmth, so the number needs no care."""
 
 @dataclass(slots=True)
 class Followed:
-    """One request: SGLang's object, its slot, and how much of its output we have taken in."""
+    """One request: SGLang's object, its slot, and how much of its output we have taken in.
+
+    ``cached``: whether the suffix cache holds the request's context up to ``taken``.
+    """
 
     request: Any
     slot: int
     taken: int
     last_step: int
+    cached: bool = False
 
     def new_tokens(self) -> NDArray[np.int32]:
         """Output tokens (int32 ``[n]``) since the last call; marks them taken."""

@@ -66,7 +66,7 @@ def _flag_problems(args: Any) -> Iterator[str]:
 
 
 def head_problems(head: str | None, target: str) -> Iterator[str]:
-    """Problems of an EAGLE3 head for a target, both given as SGLang gets them (folder or hub id)."""
+    """Problems of an EAGLE3 head for a target, both as SGLang gets them (folder or hub id)."""
     if head is None:
         yield "HYBRID needs an EAGLE3 head: add --speculative-draft-model-path <folder or model id>"
         return

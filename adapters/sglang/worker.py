@@ -41,7 +41,6 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
             tokenizer=target_worker.tokenizer,
             vocab_size=target_worker.model_config.vocab_size,
             device=str(self.device),
-            dtype=str(target_worker.model_runner.dtype).removeprefix("torch."),
             # A step's wall time is its true time only where it runs synchronously, and ranks that
             # measure apart would decide apart.
             times_steps=str(self.device) == "cpu" and get_parallel().tp_size == 1,
@@ -112,14 +111,16 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
         if not forward:
             first = batch.spec_info.topk_index[:, :1]
             hot = self.draft_worker.hot_token_id
-            return first if hot is None else hot[first]
+            free: torch.Tensor = first if hot is None else hot[first]
+            return free
         with ExitStack() as stack:
             stack.enter_context(draft_tp_context(self.draft_worker.parallel_layout))
             stack.enter_context(speculative_moe_backend_context())
             stack.enter_context(speculative_moe_a2a_backend_context())
             stack.enter_context(spec_stage_span("draft"))
             tree: EagleVerifyInput = self.draft_worker.draft(batch)
-        return tree.draft_token.view(-1, self._steps + 1)[:, 1:]
+        chain: torch.Tensor = tree.draft_token.view(-1, self._steps + 1)[:, 1:]
+        return chain
 
     @contextmanager
     def _verifying(self, width: int) -> Iterator[None]:

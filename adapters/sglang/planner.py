@@ -1,0 +1,311 @@
+"""What one decode step proposes: cache drafts, predictions and the policy's choice, as arrays.
+
+Everything here runs on the host and touches no device. A part that raises is left out of the step,
+counted, and logged once: a running request never fails because our part failed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridspec.adapters.base import EMPTY_DRAFT, Draft, Source
+from hybridspec.adapters.sglang.config import HybridConfig
+from hybridspec.adapters.sglang.metrics import HybridMetrics
+from hybridspec.adapters.sglang.predictor import Predictor
+from hybridspec.adapters.sglang.requests import Followed, FollowedRequests, context, scope
+from hybridspec.adapters.suffix import SuffixCache
+from hybridspec.gate.acceptance import ModelAcceptance
+from hybridspec.gate.base import Decision, StepView
+from hybridspec.gate.cost import StepTimeModel
+from hybridspec.gate.observations import Observations
+from hybridspec.gate.policy import make_policy
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SLOTS = 64
+"""Request slots at first; they double when more requests run at once."""
+FREE_MODEL_TOKENS = 1
+"""Tokens of EAGLE3's chain that need no draft forward: draft-extend has predicted the first."""
+LONGEST_IDLE = 0.5
+"""Seconds. A gap between two steps longer than this is idling, not step overhead."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What the worker carries out in one step.
+
+    Attributes:
+        width: tokens verified per row, the root (bonus) token included.
+        source: int8 ``[rows]``, values of :class:`Source`.
+        length: int32 ``[rows]``, draft tokens proposed, at most ``width - 1``.
+        tokens: int32 ``[rows, width - 1]``, cache drafts; zero elsewhere.
+        model_length: longest EAGLE3 draft that any row takes; 0 if none does.
+        model_forward: whether EAGLE3's draft forward must run.
+    """
+
+    width: int
+    source: NDArray[np.int8]
+    length: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    model_length: int
+    model_forward: bool
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A step that was planned and whose outcome is not known yet."""
+
+    rows: list[Followed]
+    slots: NDArray[np.int64]
+    plan: StepPlan
+    observations: Observations
+    context_tokens: int
+    accepted: NDArray[np.int32] | None = None
+
+
+class StepPlanner:
+    """Plans decode steps and learns from their outcomes. One per scheduler process, not shared."""
+
+    def __init__(
+        self,
+        settings: HybridConfig,
+        *,
+        model_steps: int,
+        tokenizer: Any,
+        vocab_size: int,
+        device: str,
+        times_steps: bool,
+    ) -> None:
+        """Set up all parts.
+
+        Args:
+            settings: checked at start-up (see ``validate.py``).
+            model_steps: EAGLE3's draft steps.
+            tokenizer: the target's, or None where SGLang runs without one.
+            vocab_size: of the target.
+            device: ``cpu`` or a CUDA device; picks the step-time profile to start from.
+            times_steps: whether wall times of steps are true and may change decisions.
+        """
+        self._depth = settings.widths[-1] - 1
+        self._model_steps = model_steps
+        self._times_steps = times_steps
+        self._fault_every = settings.fault_every
+        self._cache = SuffixCache(
+            max_depth=settings.suffix_depth,
+            budget_bytes=settings.suffix_budget_mb << 20,
+            max_spec_factor=settings.suffix_factor,
+            min_token_prob=settings.suffix_min_prob,
+        )
+        self._requests = FollowedRequests(SLOTS, self._cache.discard)
+        self._predictor = Predictor(settings.gate, self._depth, SLOTS, tokenizer, vocab_size)
+        self._acceptance = ModelAcceptance(SLOTS, model_steps)
+        self._cost = _step_times(settings.profile, device)
+        self._policy = make_policy(
+            settings.policy, ladder=settings.widths, tau=settings.tau, cost=self._cost
+        )
+        self.metrics = HybridMetrics(settings.widths, settings.policy, self._predictor.name)
+        self._buffer = Observations.allocate(SLOTS, self._depth)
+        self._pending: _Pending | None = None
+        self._logged: set[str] = set()
+        self._steps = 0
+        self._ended = 0.0
+
+    def plan(self, requests: Sequence[Any]) -> StepPlan:
+        """Decide one step of the batch ``requests`` (SGLang's ``Req`` objects, in row order)."""
+        rows, new = self._requests.rows(requests)
+        slots = np.array([row.slot for row in rows], np.int64)
+        self._grow(len(rows))
+        self._settle_tokens(rows)
+        self._reset(slots[np.array(new)])
+        drafts = self._guarded("suffix_cache", lambda: self._draft(rows), None)
+        observations = self._observe(rows, slots, drafts)
+        view = self._view(rows, slots, observations)
+        decision = self._guarded("policy", lambda: self._policy.decide(view), _plain(view.rows))
+        plan = _carry_out(decision, observations)
+        self.metrics.step(plan.width, plan.model_forward, plan.source, plan.length)
+        self._pending = _Pending(rows, slots, plan, observations, view.context_tokens)
+        self._steps += 1
+        return plan
+
+    def settle(self, accepted: Sequence[int]) -> None:
+        """Take in the accepted lengths (bonus excluded, row order) of the planned step."""
+        pending = self._pending
+        if pending is None or pending.accepted is not None or len(accepted) != len(pending.rows):
+            return
+        pending.accepted = np.array(accepted, np.int32)
+        plan = pending.plan
+        self.metrics.outcome(plan.source, pending.accepted)
+        model = plan.source == Source.MODEL
+        self._acceptance.observe(pending.slots[model], plan.length[model], pending.accepted[model])
+
+    def ran(self, started: float, ended: float) -> None:
+        """Take in when the planned step ran, ``time.perf_counter()`` seconds."""
+        pending = self._pending
+        if self._times_steps and pending is not None:
+            # The scheduler's own work between steps is paid once a step, so it counts; a pause
+            # does not.
+            gap = started - self._ended
+            began = self._ended if 0.0 < gap < LONGEST_IDLE and self._ended else started
+            self._cost.observe(
+                len(pending.rows),
+                pending.plan.width,
+                pending.context_tokens,
+                pending.plan.model_forward,
+                ended - began,
+            )
+        self._ended = ended
+
+    def interrupted(self) -> None:
+        """Something else ran (a prefill): the gap before the next step is not its overhead."""
+        self._ended = 0.0
+
+    def finish(self, rid: str) -> None:
+        """A request ended; its response stays in the shared tree unless it was aborted."""
+        row = self._requests.pop(rid)
+        if row is not None:
+            self._guarded("suffix_cache", lambda: self._close(rid, row), None)
+
+    def flush(self) -> None:
+        """Forget every cached continuation (flushed cache, changed weights)."""
+        self._guarded("suffix_cache", self._cache.flush, None)
+
+    def _close(self, rid: str, row: Followed) -> None:
+        if row.aborted():
+            self._cache.discard(rid)
+            return
+        self._cache.extend(rid, row.new_tokens())
+        self._cache.finish(rid)
+
+    def _settle_tokens(self, rows: list[Followed]) -> None:
+        """Extend trees by what the last step produced, and teach the predictor with it."""
+        fresh = [row.new_tokens() for row in rows]
+        pending, self._pending = self._pending, None
+        self._guarded("suffix_cache", lambda: self._extend(rows, fresh), None)
+        if pending is None or pending.accepted is None:
+            return
+        at = {id(row): index for index, row in enumerate(rows)}
+        kept = [i for i, row in enumerate(pending.rows) if id(row) in at]
+        if kept:
+            tokens = [fresh[at[id(pending.rows[i])]] for i in kept]
+            self._guarded("gate", lambda: self._teach(pending, np.array(kept), tokens), None)
+
+    def _teach(
+        self, pending: _Pending, kept: NDArray[np.int64], tokens: list[NDArray[np.int32]]
+    ) -> None:
+        assert pending.accepted is not None
+        self._predictor.learn(
+            pending.slots[kept],
+            pending.observations.take(kept),
+            tokens,
+            pending.plan.source[kept],
+            pending.accepted[kept],
+        )
+
+    def _extend(self, rows: list[Followed], fresh: list[NDArray[np.int32]]) -> None:
+        if self._fault_every and self._steps % self._fault_every == self._fault_every - 1:
+            for row in rows:
+                row.cached = False
+            raise RuntimeError("fault_every: raised on purpose")
+        for row, tokens in zip(rows, fresh, strict=True):
+            request = row.request
+            if row.cached:
+                row.cached = False  # stays so if the cache raises: then it starts over
+                self._cache.extend(request.rid, tokens)
+            else:
+                self._cache.start(request.rid, context(request), scope(request))
+            row.cached = True
+
+    def _draft(self, rows: list[Followed]) -> list[Draft]:
+        return [self._cache.draft(row.request.rid, self._depth) for row in rows]
+
+    def _observe(
+        self, rows: list[Followed], slots: NDArray[np.int64], drafts: list[Draft] | None
+    ) -> Observations:
+        observations = self._buffer.head(len(rows))
+        for index, row in enumerate(rows):
+            request = row.request
+            draft = EMPTY_DRAFT if drafts is None else drafts[index]
+            last = request.output_ids[-1] if request.output_ids else request.origin_input_ids[-1]
+            observations.put(index, draft, last, len(request.origin_input_ids), row.taken)
+        observations.history[:] = self._predictor.history(slots)
+        return observations
+
+    def _view(
+        self, rows: list[Followed], slots: NDArray[np.int64], observations: Observations
+    ) -> StepView:
+        survival = self._guarded("gate", lambda: self._predictor.survival(observations), None)
+        return StepView(
+            cache_length=observations.length,
+            cache_score=observations.score,
+            survival=survival,
+            model_survival=self._acceptance.survival(slots),
+            model_free=FREE_MODEL_TOKENS,
+            context_tokens=int(
+                observations.prompt_length.sum() + observations.generated_length.sum()
+            ),
+        )
+
+    def _grow(self, rows: int) -> None:
+        if rows > len(self._buffer.length):
+            self._buffer = Observations.allocate(2 * rows, self._depth)
+        if self._requests.capacity > self._predictor.capacity:
+            self._predictor.grow(self._requests.capacity)
+            self._acceptance.grow(self._requests.capacity)
+
+    def _reset(self, slots: NDArray[np.int64]) -> None:
+        if len(slots):
+            self._predictor.reset(slots)
+            self._acceptance.reset(slots)
+            stats = self._cache.stats
+            self.metrics.suffix_cache(stats.active_requests, stats.bytes)
+
+    def _guarded(self, part: str, call: Callable[[], T], instead: T) -> T:
+        """Run ``call``; if it raises, count it, log the first of its kind, and use ``instead``."""
+        try:
+            return call()
+        except Exception:
+            self.metrics.fallback(part)
+            if part not in self._logged:
+                self._logged.add(part)
+                logger.exception(
+                    "hybridspec: %s failed; requests go on without it. Counted in "
+                    "hybridspec_fallbacks_total, logged only once.",
+                    part,
+                )
+            return instead
+
+
+def _step_times(profile: str | None, device: str) -> StepTimeModel:
+    if profile is None:
+        return StepTimeModel.from_profile("cpu" if device == "cpu" else "h100")
+    path = Path(profile)
+    return StepTimeModel.load(path) if path.suffix else StepTimeModel.from_profile(profile)
+
+
+def _plain(rows: int) -> Decision:
+    return Decision(1, np.zeros(rows, np.int8), np.zeros(rows, np.int32))
+
+
+def _carry_out(decision: Decision, observations: Observations) -> StepPlan:
+    """Fill the chosen cache drafts in."""
+    room = decision.width - 1
+    chosen = (decision.source == Source.CACHE)[:, None]
+    tokens = np.where(chosen, observations.tokens[:, :room], 0)
+    tokens = np.maximum(tokens, 0)  # padding is -1; any valid token id will do
+    return StepPlan(
+        width=decision.width,
+        source=decision.source,
+        length=decision.length,
+        tokens=tokens,
+        model_length=decision.model_length,
+        model_forward=decision.model_length > FREE_MODEL_TOKENS,
+    )

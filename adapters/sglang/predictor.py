@@ -1,0 +1,122 @@
+"""Predicts the cache draft's survival: by the gate if there is one, else by counted acceptance.
+
+Holds the rolling history of each request slot, which only finished steps enter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridspec.gate.acceptance import CacheAcceptance
+from hybridspec.gate.features import TOKEN_FEATURES, FeatureSet
+from hybridspec.gate.history import RequestHistory
+from hybridspec.gate.observations import Observations
+from hybridspec.gate.store import load_gate
+from hybridspec.gate.tokens import TokenTable
+
+
+class Predictor:
+    """Survival of cache drafts. Not thread-safe."""
+
+    def __init__(
+        self, gate: str | None, depth: int, slots: int, tokenizer: Any, vocab_size: int
+    ) -> None:
+        """Load the gate at folder ``gate``, if given.
+
+        Raises:
+            GateError: the gate cannot be used, or needs a tokenizer that is not there.
+        """
+        self._table = CacheAcceptance(depth)
+        self._depth = depth
+        self._history = RequestHistory(slots)
+        self.capacity = slots
+        self._gate = load_gate(Path(gate)) if gate else None
+        self._features: FeatureSet | None = None
+        self.name = "none"
+        if self._gate is not None:
+            names = self._gate.feature_names
+            needs_tokens = any(name in TOKEN_FEATURES for name in names)
+            tokens = _token_table(tokenizer, vocab_size) if needs_tokens else None
+            self._features = FeatureSet(names, tokens)
+            self.name = self._gate.describe()
+
+    def history(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
+        """History columns of ``slots``, see :class:`RequestHistory`."""
+        return self._history.read(slots)
+
+    def reset(self, slots: NDArray[np.int64]) -> None:
+        """New requests hold ``slots`` now."""
+        self._history.reset(slots)
+
+    def grow(self, slots: int) -> None:
+        """Make room for ``slots`` request slots."""
+        self._history.grow(slots)
+        self.capacity = slots
+
+    def survival(self, observations: Observations) -> NDArray[np.float32]:
+        """P(at least k+1 draft tokens are accepted): float32 ``[rows, K]``, 0 without a draft."""
+        drafted = np.flatnonzero(observations.length)
+        result = np.zeros((observations.rows, self._depth), np.float32)
+        if not len(drafted):
+            return result
+        rows = observations.take(drafted)
+        if self._gate is None or self._features is None:
+            values = self._table.survival(rows.match_length, rows.probs)
+        else:
+            values = self._gate.predict(self._features.compute(rows)).survival
+        kept = min(self._depth, values.shape[1])
+        result[drafted, :kept] = values[:, :kept]
+        return result
+
+    def learn(
+        self,
+        slots: NDArray[np.int64],
+        observations: Observations,
+        tokens: list[NDArray[np.int32]],
+        source: NDArray[np.int8],
+        accepted: NDArray[np.int32],
+    ) -> None:
+        """Take in a finished step of some rows.
+
+        Args:
+            slots: int64 ``[rows]``.
+            observations: what was known when the step began, row by row.
+            tokens: what the step produced in each row, bonus token included.
+            source: int8 ``[rows]``, what was verified.
+            accepted: int32 ``[rows]``, accepted draft tokens.
+        """
+        count = np.array([len(row) for row in tokens], np.int32)
+        padded = np.full((len(tokens), max(int(count.max(initial=0)), 1)), -1, np.int32)
+        for index, row in enumerate(tokens):
+            padded[index, : len(row)] = row
+        matched = self._history.update(
+            slots,
+            observations.tokens,
+            observations.length,
+            padded,
+            count,
+            source,
+            accepted,
+        )
+        drafted = observations.length > 0
+        self._table.observe(
+            observations.match_length[drafted],
+            observations.length[drafted],
+            matched[drafted],
+            count[drafted],
+        )
+
+
+def _token_table(tokenizer: Any, vocab_size: int) -> TokenTable:
+    if tokenizer is None:
+        from hybridspec.gate.errors import GateError
+
+        raise GateError(
+            "this gate reads token features, so the server needs its tokenizer: drop "
+            "--skip-tokenizer-init or use another gate"
+        )
+    return TokenTable.from_decoder(lambda token: str(tokenizer.decode([token])), vocab_size)
