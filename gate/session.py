@@ -1,0 +1,133 @@
+"""One onnxruntime session with its buffers. Knows matrices, not features, folders or policies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridspec.gate.errors import GateError
+from hybridspec.gate.manifest import INPUT, OUTPUTS
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+class GateSession:
+    """Runs one model on up to ``max_rows`` rows without allocating in steady state.
+
+    Input and outputs live in fixed buffers; one IOBinding per row count is made at its first use.
+    """
+
+    def __init__(
+        self, model: bytes, features: int, k: int, *, provider: str = "cpu", max_rows: int = 512
+    ) -> None:
+        """Load ``model`` (the bytes of an ONNX file).
+
+        Args:
+            model: serialised model, input ``features`` float32 ``[rows, features]``, outputs
+                ``survival`` ``[rows, k]`` and ``accepted_length`` ``[rows]``.
+            features: expected input columns.
+            k: expected length of the survival curve.
+            provider: ``cpu`` or ``cuda``.
+            max_rows: largest batch.
+
+        Raises:
+            GateError: onnxruntime absent, the provider unknown or unusable, the model not loadable,
+                or its names or shapes not the expected ones.
+        """
+        self._runtime = _import_runtime()
+        self._session = self._open(model, provider)
+        self._check(features, k)
+        self.max_rows = max_rows
+        self._input = np.zeros((max_rows, features), np.float32)
+        self._survival = np.zeros((max_rows, k), np.float32)
+        self._accepted = np.zeros(max_rows, np.float32)
+        self._bindings: dict[int, Any] = {}
+
+    @property
+    def provider(self) -> str:
+        """The provider that really runs, as onnxruntime names it."""
+        return str(self._session.get_providers()[0])
+
+    def input(self, rows: int) -> NDArray[np.float32]:
+        """The buffer to fill before ``run(rows)``: float32 ``[rows, features]``."""
+        return self._input[:rows]
+
+    def run(self, rows: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Predict the first ``rows`` rows of the input buffer.
+
+        Returns:
+            Views of the output buffers, valid until the next run: survival float32 ``[rows, k]``,
+            accepted length float32 ``[rows]``.
+        """
+        if rows:
+            binding = self._bindings.get(rows)
+            if binding is None:
+                binding = self._bindings[rows] = self._bind(rows)
+            self._session.run_with_iobinding(binding)
+        return self._survival[:rows], self._accepted[:rows]
+
+    def _open(self, model: bytes, provider: str) -> Any:
+        wanted = _PROVIDERS.get(provider)
+        if wanted is None:
+            raise GateError(f"gate: unknown provider {provider!r}; valid are cpu, cuda")
+        options = self._runtime.SessionOptions()
+        # Microseconds of work: one thread is fastest, and spinning threads starve the engine's.
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        options.log_severity_level = 4
+        try:
+            session = self._runtime.InferenceSession(model, options, providers=[wanted])
+        except Exception as error:  # onnxruntime raises many types of its own
+            reason = str(error).splitlines()[0][:160]
+            raise GateError(f"gate: onnxruntime cannot load the model: {reason}") from None
+        session.disable_fallback()
+        if session.get_providers()[0] != wanted:
+            raise GateError(
+                f"gate: {wanted} is not usable here (got {session.get_providers()[0]}); "
+                "use provider 'cpu' or repair the CUDA libraries"
+            )
+        return session
+
+    def _check(self, features: int, k: int) -> None:
+        inputs = {node.name: list(node.shape) for node in self._session.get_inputs()}
+        outputs = {node.name: list(node.shape) for node in self._session.get_outputs()}
+        if list(inputs) != [INPUT] or sorted(outputs) != sorted(OUTPUTS):
+            raise GateError(
+                f"gate: the model must map {INPUT} to {', '.join(OUTPUTS)}; it maps "
+                f"{', '.join(inputs)} to {', '.join(outputs)}"
+            )
+        shape = inputs[INPUT]
+        if len(shape) != 2 or isinstance(shape[0], int) or shape[1] != features:
+            raise GateError(
+                f"gate: the model's input is {shape}, the manifest has {features} features and "
+                "needs a free number of rows"
+            )
+        if len(outputs[OUTPUTS[0]]) != 2 or outputs[OUTPUTS[0]][1] != k:
+            raise GateError(f"gate: the model's survival is {outputs[OUTPUTS[0]]}, expected K={k}")
+        if len(outputs[OUTPUTS[1]]) != 1:
+            raise GateError(
+                f"gate: the model's accepted_length is {outputs[OUTPUTS[1]]}, expected [rows]"
+            )
+
+    def _bind(self, rows: int) -> Any:
+        binding = self._session.io_binding()
+        binding.bind_input(
+            INPUT, "cpu", 0, np.float32, self._input[:rows].shape, self._input.ctypes.data
+        )
+        for name, buffer in zip(OUTPUTS, (self._survival, self._accepted), strict=True):
+            shape = buffer[:rows].shape
+            binding.bind_output(name, "cpu", 0, np.float32, shape, buffer.ctypes.data)
+        return binding
+
+
+def _import_runtime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise GateError(
+            f"gate: onnxruntime cannot be imported ({error}); pip install 'hybridspec[gate]'"
+        ) from None
+    return onnxruntime

@@ -1,0 +1,172 @@
+"""Gate folders: a hand-made one is served, broken ones are refused with their own line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from hybridspec.gate.errors import GateError
+from hybridspec.gate.features import FeatureSet
+from hybridspec.gate.manifest import Manifest
+from hybridspec.gate.observations import Observations
+from hybridspec.gate.store import load_gate
+
+NAMES = ["score", "draft_length"]
+K = 4
+
+
+def hand_made(curve: list[float], features: int = 2, sum_name: str = "accepted_length") -> bytes:
+    """An ONNX model, made without Torch, that answers ``curve`` for every row."""
+    weight = numpy_helper.from_array(np.zeros((features, len(curve)), np.float32), "w")
+    bias = numpy_helper.from_array(np.array(curve, np.float32), "b")
+    axes = numpy_helper.from_array(np.array([1], np.int64), "axes")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gemm", ["features", "w", "b"], ["survival"]),
+            helper.make_node("ReduceSum", ["survival", "axes"], [sum_name], keepdims=0),
+        ],
+        "gate",
+        [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["rows", features])],
+        [
+            helper.make_tensor_value_info("survival", TensorProto.FLOAT, ["rows", len(curve)]),
+            helper.make_tensor_value_info(sum_name, TensorProto.FLOAT, ["rows"]),
+        ],
+        [weight, bias, axes],
+    )
+    opset = [helper.make_opsetid("", 17)]
+    model: bytes = onnx.ModelProto.SerializeToString(
+        helper.make_model(graph, opset_imports=opset, ir_version=9)
+    )
+    return model
+
+
+def folder(path: Path, model: bytes | None = None, **changes: Any) -> Path:
+    """A gate folder around ``model``, with some manifest fields changed (None drops one)."""
+    model = hand_made([0.9, 0.5, 0.25, 0.1]) if model is None else model
+    path.mkdir()
+    (path / "gate.onnx").write_bytes(model)
+    Manifest(tuple(NAMES), K, hashlib.sha256(model).hexdigest()).write(path)
+    content = {**json.loads((path / "gate.json").read_text()), **changes}
+    (path / "gate.json").write_text(
+        json.dumps({key: value for key, value in content.items() if value is not None})
+    )
+    return path
+
+
+def test_a_gate_made_elsewhere_is_served(tmp_path: Path) -> None:
+    gate = load_gate(folder(tmp_path / "gate"), k=K)
+    assert gate.k == K
+    assert gate.provider == "CPUExecutionProvider"
+    for rows in (1, 3, 64, 3, 512):
+        seen = gate.predict(np.ones((rows, 2), np.float32))
+        np.testing.assert_allclose(seen.survival, np.tile([0.9, 0.5, 0.25, 0.1], (rows, 1)))
+        np.testing.assert_allclose(seen.accepted_length, np.full(rows, 1.75), rtol=1e-6)
+    assert gate.predict(np.ones((0, 2), np.float32)).survival.shape == (0, K)
+    with pytest.raises(GateError, match="at most 512"):
+        gate.predict(np.ones((513, 2), np.float32))
+
+
+def test_judging_observations_equals_predicting_their_features(tmp_path: Path) -> None:
+    model = hand_made([0.9, 0.5, 0.25, 0.1])
+    gate = load_gate(folder(tmp_path / "gate", model))
+    obs = Observations.allocate(5, 8)
+    obs.length[:] = np.arange(5)
+    judged = gate.judge(obs).survival.copy()
+    matrix: NDArray[np.float32] = FeatureSet(NAMES).compute(obs)
+    assert (judged == gate.predict(matrix).survival).all()
+
+
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "schema": ({"schema": 2}, "schema 2, this version reads 1"),
+    "no schema": ({"schema": None}, "schema None"),
+    "unknown feature": ({"features": ["score", "mood"]}, r"unknown features \['mood'\]; valid are"),
+    "token feature": ({"features": ["score", "draft_digit"]}, "token table"),
+    "too many features": ({"features": ["score", "draft_length", "prob_1"]}, "has 3 features"),
+    "features no list": ({"features": "score"}, "list of names"),
+    "k": ({"k": 8}, "expected K=8"),
+    "k no number": ({"k": "four"}, "positive whole number"),
+    "outputs": ({"outputs": ["y"]}, "'outputs' must be"),
+    "hash": ({"sha256": "0" * 64}, "truncated or altered"),
+    "no hash": ({"sha256": None}, "malformed"),
+}
+
+
+@pytest.mark.parametrize("name", list(BROKEN))
+def test_broken_manifests_are_refused(tmp_path: Path, name: str) -> None:
+    changes, message = BROKEN[name]
+    with pytest.raises(GateError, match=message) as caught:
+        load_gate(folder(tmp_path / "gate", **changes))
+    assert "\n" not in str(caught.value)
+
+
+MODELS: dict[str, tuple[bytes, str]] = {
+    "not onnx": (b"hello", "cannot load the model"),
+    "increasing": (hand_made([0.1, 0.5, 0.5, 0.5]), "increases"),
+    "above one": (hand_made([1.5, 0.5, 0.5, 0.5]), "leaves"),
+    "negative": (hand_made([0.5, 0.5, 0.5, -0.5]), "leaves"),
+    "not finite": (hand_made([float("nan")] * 4), "not finite"),
+    "other K": (hand_made([0.5] * 5), "expected K=4"),
+    "other names": (hand_made([0.5] * 4, sum_name="length"), "must map features to"),
+    "other features": (hand_made([0.5] * 4, features=3), "manifest has 2 features"),
+}
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_broken_models_are_refused(tmp_path: Path, name: str) -> None:
+    model, message = MODELS[name]
+    with pytest.raises(GateError, match=message) as caught:
+        load_gate(folder(tmp_path / "gate", model))
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_truncated_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(GateError, match="no folder at"):
+        load_gate(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(GateError, match=r"has no gate\.json"):
+        load_gate(tmp_path / "empty")
+    gate = folder(tmp_path / "gate")
+    model = (gate / "gate.onnx").read_bytes()
+    (gate / "gate.onnx").write_bytes(model[: len(model) // 2])
+    with pytest.raises(GateError, match="truncated or altered"):
+        load_gate(gate)
+    (gate / "gate.onnx").unlink()
+    with pytest.raises(GateError, match=r"has no gate\.onnx"):
+        load_gate(gate)
+    for text in ("{", "[]"):
+        (gate / "gate.json").write_text(text)
+        with pytest.raises(GateError, match="JSON"):
+            load_gate(gate)
+
+
+def test_wrong_k_and_provider_are_refused(tmp_path: Path) -> None:
+    gate = folder(tmp_path / "gate")
+    with pytest.raises(GateError, match="K=32 is needed"):
+        load_gate(gate, k=32)
+    with pytest.raises(GateError, match="unknown provider"):
+        load_gate(gate, provider="tpu")
+
+
+def test_absent_onnxruntime_is_one_clear_line(tmp_path: Path) -> None:
+    gate = folder(tmp_path / "gate")
+    code = (
+        "import sys; sys.modules['onnxruntime'] = None\n"
+        "from hybridspec.gate.store import load_gate\n"
+        "from hybridspec.gate.errors import GateError\n"
+        f"try: load_gate({str(gate)!r})\n"
+        "except GateError as error: print(error)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "onnxruntime cannot be imported" in done.stdout
+    assert "pip install 'hybridspec[gate]'" in done.stdout
