@@ -1,0 +1,1 @@
+"""A folder for ``sys.path``: holds the ``sgl_kernel`` that replaces the compiled one."""
