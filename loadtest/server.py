@@ -92,6 +92,7 @@ class Server:
         self._env = dict(env or {})
         self._command = list(command)
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._paused = False
 
     @property
@@ -129,6 +130,14 @@ class Server:
                 start_new_session=True,
             )
         _running.add(self)
+        # Ends the group if this process is killed before it can: the pipe's end of file tells.
+        self._guard = subprocess.Popen(
+            ["sh", "-c", 'cat >/dev/null; kill -KILL "-$0"', str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait until the server answers ``/health``; if it does not, stop it.
@@ -165,6 +174,11 @@ class Server:
             self._process.wait(STOP_TIMEOUT_S)
         self._signal(signal.SIGKILL)
         self._process.wait()
+        if self._guard is not None and self._guard.stdin is not None:
+            # Its own kill finds nothing: the group is gone and its number is not yet reused.
+            self._guard.stdin.close()
+            self._guard.wait()
+            self._guard = None
 
     def _healthy(self) -> bool:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -52,6 +53,27 @@ def test_pause_stops_the_process_and_resume_continues_it(tmp_path: Path) -> None
         assert state(server) != "T"
         server.pause()  # stop() must end a paused server too.
     assert server.exit_code is not None
+
+
+def test_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, signal; from pathlib import Path;"
+        "from hybridspec.loadtest.server import Server;"
+        f"s = Server([], log_path=Path({str(tmp_path / 'log')!r}), command={COMMAND!r});"
+        "s.start(); s.wait_ready(); print(s._process.pid, flush=True);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    owner = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    pid = int(owner.stdout)
+    deadline = time.monotonic() + 10
+    while _alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _alive(pid)
+
+
+def _alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_failure_is_one_line_with_the_reason(tmp_path: Path) -> None:
