@@ -82,11 +82,13 @@ def server_args(algorithm: Algorithm, assets: Assets, *, dtype: str, streams: in
     args = [
         *("--model-path", str(assets.target)),
         *("--dtype", dtype),
-        *("--max-running-requests", str(max(16, streams))),
-        # Small, because eight servers share one machine's memory: 16 requests of 1,250 tokens.
-        *("--max-total-tokens", str(1250 * max(16, streams))),
+        *("--max-running-requests", str(max(4, streams))),
+        # Small, because all servers share one machine's memory: room for every stream and the
+        # prefixes of a round.
+        *("--max-total-tokens", str(4096 + 1024 * streams)),
         # Paused servers must not take the pause for a hang.
         *("--watchdog-timeout", "36000"),
+        "--enable-metrics",
         *algorithm.args,
     ]
     if algorithm.head and assets.head is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hybridspec.demo.lineup import ALGORITHMS, Assets, server_args
 from hybridspec.demo.measure import TokenIds
-from hybridspec.demo.turns import Turns
+from hybridspec.demo.turns import Turns, servers_that_fit
 
 PROMPTS_PER_WORKLOAD = 2
 MAX_TOKENS = 48
@@ -38,9 +38,9 @@ def check_lossless(
         for name in names
     }
     answers = {}
-    with Turns({f"{name}-float32": each for name, each in args.items()}, log_dir) as turns:
+    with Turns(args, log_dir / "float32", most_alive=min(2, servers_that_fit())) as turns:
         for name in names:
-            with turns.turn(f"{name}-float32") as client:
+            with turns.turn(name) as client:
                 run = client.run(chosen, max_tokens=MAX_TOKENS, streams=len(chosen))
             answers[name] = [answer.output_ids for answer in run.answers]
     pairs = zip(answers["plain"], answers[algorithm], strict=True)

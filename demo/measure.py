@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridspec.demo.turns import Turns
-from hybridspec.loadtest.client import Run
+from hybridspec.loadtest.client import Client, Run
 
 TokenIds = Sequence[int]
 
@@ -55,13 +55,11 @@ def pick(prompts: Sequence[TokenIds], round_: int, size: int) -> list[TokenIds]:
     return [prompts[(round_ * size + index) % len(prompts)] for index in range(size)]
 
 
-def warm_up(turns: Turns, algorithms: Sequence[str], streams: int) -> None:
-    """Let every server answer a few prompts that are not measured, then empty its caches."""
-    for name in algorithms:
-        with turns.turn(name) as client:
-            prompts = [client.tokenize([{"role": "user", "content": text}]) for text in WARM_UP]
-            batch = [prompts[index % len(prompts)] for index in range(max(len(prompts), streams))]
-            client.run(batch, max_tokens=WARM_UP_TOKENS, streams=streams)
+def warm_up(client: Client, streams: int) -> None:
+    """Let a server answer a few prompts that are not measured."""
+    prompts = [client.tokenize([{"role": "user", "content": text}]) for text in WARM_UP]
+    batch = [prompts[index % len(prompts)] for index in range(max(len(prompts), streams))]
+    client.run(batch, max_tokens=WARM_UP_TOKENS, streams=streams)
 
 
 def measure(
@@ -76,7 +74,7 @@ def measure(
     """Run all rounds.
 
     Args:
-        turns: servers by name of algorithm, started and warm.
+        turns: servers by name of algorithm, started.
         prompts: token ids of every prompt, by workload.
         algorithms: who takes part.
         rounds: how many rounds.
@@ -88,21 +86,33 @@ def measure(
     """
     blocks = []
     for round_ in range(rounds):
-        for name in algorithms:
-            with turns.turn(name) as client:
-                client.flush_cache()
-        for workload, name in _schedule(list(prompts), algorithms, round_):
+        fresh = set(algorithms)
+        for workload, name in schedule(
+            list(prompts), algorithms, round_, by_algorithm=not turns.all_alive
+        ):
             chosen = pick(prompts[workload], round_, block_size(streams))
             with turns.turn(name) as client:
+                if name in fresh:
+                    client.flush_cache()
+                    fresh.remove(name)
                 run = client.run(chosen, max_tokens=MAX_TOKENS, streams=streams)
             blocks.append(Block(round_, workload, name, run))
             done(blocks[-1])
     return blocks
 
 
-def _schedule(
-    workloads: Sequence[str], algorithms: Sequence[str], round_: int
+def schedule(
+    workloads: Sequence[str], algorithms: Sequence[str], round_: int, *, by_algorithm: bool
 ) -> Iterator[tuple[str, str]]:
+    """Pairs of workload and algorithm in the order of one round.
+
+    Algorithms follow each other on the same prompts; ``by_algorithm`` lets each do all its
+    workloads at once instead, where changing turns means starting a server.
+    """
+    if by_algorithm:
+        for name in rotate(algorithms, round_):
+            yield from ((workload, name) for workload in workloads)
+        return
     for index, workload in enumerate(workloads):
         for name in rotate(algorithms, round_ + index):
             yield workload, name

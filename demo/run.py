@@ -20,7 +20,7 @@ from hybridspec.demo.lineup import ALGORITHMS, Assets, identify, server_args
 from hybridspec.demo.lossless import check_lossless
 from hybridspec.demo.measure import MAX_TOKENS, Block, TokenIds, block_size, measure, warm_up
 from hybridspec.demo.target import TargetError, ensure_target
-from hybridspec.demo.turns import Turns
+from hybridspec.demo.turns import Turns, servers_that_fit
 from hybridspec.loadtest.client import RequestFailed
 from hybridspec.loadtest.server import ServerFailed, stop_on_sigterm
 from hybridspec.loadtest.workloads import BadWorkload, Request, load
@@ -111,10 +111,14 @@ def _run(
             for name in algorithms
         }
         steps.say("starting servers")
-        with Turns(args, log_dir, lambda name: steps.done(f"{name}: server is up")) as turns:
+        with Turns(
+            args,
+            log_dir,
+            most_alive=servers_that_fit(),
+            ready=lambda name: steps.done(f"{name}: server is up"),
+            warm_up=lambda client: warm_up(client, streams),
+        ) as turns:
             prompts = _tokenize(turns, messages)
-            steps.say("warming up")
-            warm_up(turns, algorithms, streams)
             blocks = measure(
                 turns, prompts, algorithms, rounds=rounds, streams=streams, done=steps.block
             )

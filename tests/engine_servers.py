@@ -16,6 +16,7 @@ from hybridspec.loadtest.server import Server
 from hybridspec.loadtest.workloads import load
 
 DTYPE = "float32"
+STREAMS = 16
 POLICIES = ("none", "model", "cache", "score", "threshold", "goodput")
 # Paused servers keep their memory (about 2 GiB each); older ones are stopped.
 MOST_ALIVE = 4
@@ -41,7 +42,7 @@ class EngineServers:
 
     def args(self, name: str, *extra: str) -> list[str]:
         """Command-line arguments of a configuration, for tests that start a server themselves."""
-        args = server_args(CONFIGURATIONS[name], self._assets, dtype=DTYPE)
+        args = server_args(CONFIGURATIONS[name], self._assets, dtype=DTYPE, streams=STREAMS)
         return [*args, *extra]
 
     def __call__(self, name: str, *extra: str) -> Server:
@@ -55,8 +56,9 @@ class EngineServers:
         for server in self._servers.values():
             if not server.paused:
                 server.pause()
-        server = self._servers.pop(key, None) or self._start(key)
-        self._servers[key] = server  # Last used is last in order.
+        # Last used is last in order.
+        server = self._servers.pop(key) if key in self._servers else self._start(key)
+        self._servers[key] = server
         server.resume()
         return server
 

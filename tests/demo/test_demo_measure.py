@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from hybridspec.demo.lineup import ALGORITHMS, Assets, identify, server_args
-from hybridspec.demo.measure import Block, _schedule, block_size, pick, rotate
+from hybridspec.demo.measure import Block, block_size, pick, rotate, schedule
 from hybridspec.demo.report import machine, summarise, table
 from hybridspec.demo.run import DemoError, _names
 from hybridspec.loadtest.client import Answer, Run
@@ -25,9 +25,11 @@ def block(round_: int, name: str, seconds: float, ids: list[int]) -> Block:
 
 def test_all_take_turns_and_the_first_changes() -> None:
     names = ["plain", "ngram", "hybrid"]
-    first = list(_schedule(["edit", "chat"], names, 0))
+    first = list(schedule(["edit", "chat"], names, 0, by_algorithm=False))
     assert first[:3] == [("edit", "plain"), ("edit", "ngram"), ("edit", "hybrid")]
     assert first[3:] == [("chat", "ngram"), ("chat", "hybrid"), ("chat", "plain")]
+    last = list(schedule(["edit", "chat"], names, 2, by_algorithm=True))
+    assert last[:3] == [("edit", "hybrid"), ("chat", "hybrid"), ("edit", "plain")]
     assert rotate(names, 2) == ["hybrid", "plain", "ngram"]
 
 
