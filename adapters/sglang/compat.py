@@ -36,11 +36,13 @@ class Hook:
 
 
 def _offers(found: object, name: str) -> bool:
-    """Whether a class has the attribute or field, or a callable the parameter, called ``name``."""
+    """Whether a class has, declares or sets ``name``, or a callable takes it."""
     if isinstance(found, type):
         if hasattr(found, name) or name in getattr(found, "__annotations__", {}):
             return True
-        return name in inspect.signature(found).parameters
+        initialiser = getattr(found.__init__, "__code__", None)
+        set_there = initialiser is not None and name in initialiser.co_names
+        return set_there or name in inspect.signature(found).parameters
     if callable(found):
         return name in inspect.signature(found).parameters
     return hasattr(found, name)
@@ -80,15 +82,37 @@ HOOKS: tuple[Hook, ...] = (
         ("bonus_tokens", "topk_index", "filter_batch", "merge_batch"),
     ),
     Hook(f"{_SPEC}.base_spec_worker.BaseSpecWorker", ("note_request_finished",)),
-    Hook(f"{_SPEC}.spec_utils.draft_tp_context", ()),
-    Hook(f"{_SPEC}.spec_utils.spec_stage_span", ()),
-    Hook(f"{_SRT}.layers.moe.utils.speculative_moe_backend_context", ()),
-    Hook(f"{_SRT}.layers.moe.utils.speculative_moe_a2a_backend_context", ()),
-    Hook(f"{_SRT}.managers.schedule_batch.Req", ("rid", "origin_input_ids", "output_ids")),
+    Hook(f"{_SPEC}.spec_utils.draft_tp_context"),
+    Hook(f"{_SPEC}.spec_utils.spec_stage_span"),
+    Hook(f"{_SRT}.layers.moe.utils.speculative_moe_backend_context"),
+    Hook(f"{_SRT}.layers.moe.utils.speculative_moe_a2a_backend_context"),
+    Hook(
+        f"{_SRT}.managers.schedule_batch.Req",
+        ("rid", "origin_input_ids", "output_ids", "finished_reason", "cache_salt", "extra_key"),
+    ),
     Hook(f"{_SRT}.model_executor.forward_batch_info.CaptureHiddenMode", ("FULL",)),
     Hook(f"{_SRT}.arg_groups.overrides.resolving_view", ("server_args",)),
-    Hook(f"{_SRT}.runtime_context.get_parallel", ()),
-    Hook(f"{_SRT}.runtime_context.get_spec", ()),
+    Hook(f"{_SRT}.runtime_context.get_parallel"),
+    # The portable CPU runtime (``cpu/hooks.py``); harmless to check elsewhere too.
+    Hook(f"{_SRT}.platforms", ("current_platform", "_current_platform")),
+    Hook(f"{_SRT}.utils.common", ("is_cpu", "get_device")),
+    Hook(f"{_SRT}.arg_groups.choices.add_attention_backend_choices"),
+    Hook(f"{_SRT}.arg_groups.choices.add_draft_attention_backend_choices"),
+    Hook(f"{_SRT}.arg_groups.resolution_hooks.register_resolution_hook"),
+    Hook(f"{_SRT}.arg_groups.overrides.declare_resolution", ("server_args",)),
+    Hook(f"{_SRT}.layers.attention.attention_registry.register_attention_backend"),
+    Hook(f"{_SRT}.layers.attention.base_attn_backend.AttentionBackend", ("forward_decode",)),
+    Hook(
+        f"{_SPEC}.draft_utils.DraftBackendFactory",
+        ("create_decode_backend", "create_draft_extend_backend"),
+    ),
+    Hook(f"{_SPEC}.eagle_utils._verify_uses_greedy", ("is_all_greedy",)),
+    Hook(
+        f"{_SPEC}.eagle_utils",
+        ("tree_speculative_sampling_target_only", "top_k_renorm_prob", "top_p_renorm_prob"),
+    ),
+    Hook(f"{_SPEC}.eagle_utils.build_tree_kernel_efficient", ("tree_mask_mode", "tree_mask_buf")),
+    Hook(f"{_SPEC}.eagle_utils.default_tree_mask_mode"),
 )
 
 

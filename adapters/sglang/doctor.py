@@ -12,6 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from hybridspec.adapters.sglang import compat
+from hybridspec.gate import store
+from hybridspec.gate.errors import GateError
+from hybridspec.gate.tokens import TokenTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,24 +99,25 @@ def _suffix() -> Finding:
 
 
 def _gate(folder: Path | None) -> Iterator[Finding]:
-    from hybridspec.gate import store
-
     try:
-        provider = store.runtime_description()
-    except store.GateError as error:
+        import onnxruntime
+    except ImportError as error:
         # A server without a gate starts without onnxruntime.
-        yield Finding("onnxruntime", folder is None, str(error))
+        advice = "pip install 'hybridspec[gate]'"
+        yield Finding("onnxruntime", folder is None, f"not usable ({error}); {advice}")
         return
-    yield Finding("onnxruntime", True, provider)
+    version = onnxruntime.__version__
     if folder is None:
+        yield Finding("onnxruntime", True, version)
         yield Finding("gate", True, "none given; HYBRID decides by measured acceptance")
         return
     try:
-        gate = store.load_gate(folder)
-    except store.GateError as error:
+        gate = store.load_gate(folder, table=TokenTable.from_strings([]))
+    except GateError as error:
         yield Finding("gate", False, str(error))
         return
-    yield Finding("gate", True, f"{folder}: {gate.describe()}")
+    yield Finding("onnxruntime", True, f"{version}, {gate.provider}")
+    yield Finding("gate", True, f"{folder}: K={gate.k}, {len(gate.features)} features")
 
 
 def _head(head: Path | None, target: Path | None) -> Iterator[Finding]:

@@ -12,11 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridspec.gate.acceptance import CacheAcceptance
-from hybridspec.gate.features import TOKEN_FEATURES, FeatureSet
+from hybridspec.gate.errors import GateError
+from hybridspec.gate.features import TOKEN_FEATURES
 from hybridspec.gate.history import RequestHistory
+from hybridspec.gate.manifest import Manifest
 from hybridspec.gate.observations import Observations
-from hybridspec.gate.store import load_gate
+from hybridspec.gate.store import Gate, load_gate
 from hybridspec.gate.tokens import TokenTable
+
+MOST_ROWS = 4096
+"""Rows that the gate's buffers hold: more requests than SGLang runs at once."""
 
 
 class Predictor:
@@ -34,15 +39,8 @@ class Predictor:
         self._depth = depth
         self._history = RequestHistory(slots)
         self.capacity = slots
-        self._gate = load_gate(Path(gate)) if gate else None
-        self._features: FeatureSet | None = None
-        self.name = "none"
-        if self._gate is not None:
-            names = self._gate.feature_names
-            needs_tokens = any(name in TOKEN_FEATURES for name in names)
-            tokens = _token_table(tokenizer, vocab_size) if needs_tokens else None
-            self._features = FeatureSet(names, tokens)
-            self.name = self._gate.describe()
+        self._gate = _load(Path(gate), tokenizer, vocab_size) if gate else None
+        self.name = self._gate.manifest.sha256[:12] if self._gate else "none"
 
     def history(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
         """History columns of ``slots``, see :class:`RequestHistory`."""
@@ -64,10 +62,10 @@ class Predictor:
         if not len(drafted):
             return result
         rows = observations.take(drafted)
-        if self._gate is None or self._features is None:
+        if self._gate is None:
             values = self._table.survival(rows.match_length, rows.probs)
         else:
-            values = self._gate.predict(self._features.compute(rows)).survival
+            values = self._gate.judge(rows).survival
         kept = min(self._depth, values.shape[1])
         result[drafted, :kept] = values[:, :kept]
         return result
@@ -111,12 +109,13 @@ class Predictor:
         )
 
 
-def _token_table(tokenizer: Any, vocab_size: int) -> TokenTable:
-    if tokenizer is None:
-        from hybridspec.gate.errors import GateError
-
-        raise GateError(
-            "this gate reads token features, so the server needs its tokenizer: drop "
-            "--skip-tokenizer-init or use another gate"
-        )
-    return TokenTable.from_decoder(lambda token: str(tokenizer.decode([token])), vocab_size)
+def _load(folder: Path, tokenizer: Any, vocab_size: int) -> Gate:
+    table = None
+    if any(name in TOKEN_FEATURES for name in Manifest.read(folder).features):
+        if tokenizer is None:
+            raise GateError(
+                f"gate: {folder} reads token features, so the server needs its tokenizer: drop "
+                "--skip-tokenizer-init or use another gate"
+            )
+        table = TokenTable.from_decoder(lambda token: str(tokenizer.decode([token])), vocab_size)
+    return load_gate(folder, table=table, max_rows=MOST_ROWS)

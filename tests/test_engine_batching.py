@@ -1,0 +1,77 @@
+"""Continuous batching: rows of one step take different sources, while requests come and go."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from time import sleep
+
+import pytest
+from engine_metrics import Counters
+from engine_servers import EngineServers, generate
+
+from hybridspec.loadtest.client import Client
+
+pytestmark = pytest.mark.engine
+
+
+def test_rows_take_different_sources_while_requests_join_and_leave(
+    engine: EngineServers, prompts: list[list[int]]
+) -> None:
+    # Edits copy their prompt, chat does not; lengths differ so that rows leave one by one.
+    chosen = [*prompts[:4], *prompts[16:20], *prompts[4:6], *prompts[20:22]]
+    lengths = [16 + 6 * index for index in range(len(chosen))]
+    plain = engine("plain")
+    expected = [
+        generate(plain, [prompt], length)[0] for prompt, length in zip(chosen, lengths, strict=True)
+    ]
+    server = engine("score")
+    before = Counters(server)
+    with Client(server.url) as client, ThreadPoolExecutor(len(chosen)) as pool:
+        waiting = []
+        for prompt, length in zip(chosen, lengths, strict=True):
+            waiting.append(pool.submit(client.generate, prompt, max_tokens=length))
+            sleep(0.15)
+        answers = [future.result() for future in waiting]
+    after = Counters(server)
+
+    def grew(*key: str) -> float:
+        return after[key] - before[key]
+
+    assert [answer.output_ids for answer in answers] == expected
+    assert grew("mixed_steps") > 0
+    assert grew("rows", "cache") > 0
+    assert grew("rows", "model") > 0
+    # Fewer steps than rows: requests shared steps. The answers' own steps add up to the rows.
+    steps = grew("steps")
+    rows = grew("rows")
+    assert rows > 1.5 * steps
+    assert rows == sum(answer.verify_steps for answer in answers)
+    assert after["fallbacks",] == before["fallbacks",]
+
+
+def test_width_follows_the_longest_draft(engine: EngineServers, prompts: list[list[int]]) -> None:
+    server = engine("cache")
+    before = Counters(server)
+    generate(server, prompts[:8], 32, concurrency=8)
+    after = Counters(server)
+    used = [
+        width
+        for width in ("1", "2", "5", "8", "16", "32")
+        if after["steps", width] > before["steps", width]
+    ]
+    assert len(used) >= 2
+    assert after["steps", "yes"] == before["steps", "yes"], "the model's forward never runs"
+
+
+def test_counters_agree_with_what_requests_report(
+    engine: EngineServers, prompts: list[list[int]]
+) -> None:
+    server = engine("threshold")
+    before = Counters(server)
+    with Client(server.url) as client:
+        answers = client.run(prompts[:6], max_tokens=32, streams=3).answers
+    after = Counters(server)
+    accepted = after["accepted_tokens",] - before["accepted_tokens",]
+    proposed = after["draft_tokens",] - before["draft_tokens",]
+    assert accepted == sum(answer.accepted for answer in answers)
+    assert 0 < accepted <= proposed
