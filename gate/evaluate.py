@@ -1,0 +1,107 @@
+"""How good predictions of the accepted length are, beside what needs no gate. Trains nothing.
+
+"Hit" means an accepted length of at least ``HIT`` draft tokens: arXiv 2606.01019 reports precision
+and recall of its gate at that length.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+HIT = 6
+_BINS = 15
+
+
+def auc(score: NDArray[np.float32], hit: NDArray[np.bool_]) -> float:
+    """Chance that a hit is ranked above a miss, ties counting half; NaN without both kinds."""
+    hits, misses = int(hit.sum()), int((~hit).sum())
+    if not hits or not misses:
+        return float("nan")
+    _, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
+    rank = np.cumsum(counts) - (counts - 1) / 2.0
+    return float((rank[inverse][hit].sum() - hits * (hits + 1) / 2.0) / (hits * misses))
+
+
+def expected_calibration_error(chance: NDArray[np.float32], hit: NDArray[np.bool_]) -> float:
+    """Mean |predicted chance - observed share| over equal-width bins, weighted by their rows."""
+    if not len(hit):
+        return float("nan")
+    index = np.minimum((chance * _BINS).astype(np.int64), _BINS - 1)
+    gap = np.bincount(index, chance - hit, minlength=_BINS)
+    return float(np.abs(gap).sum() / len(hit))
+
+
+def precision_recall(chosen: NDArray[np.bool_], hit: NDArray[np.bool_]) -> tuple[float, float]:
+    """Precision and recall of ``chosen`` for ``hit``; NaN where nothing is chosen or hit."""
+    both = int((chosen & hit).sum())
+    picked, hits = int(chosen.sum()), int(hit.sum())
+    return both / picked if picked else float("nan"), both / hits if hits else float("nan")
+
+
+def precision_at_recall(
+    score: NDArray[np.float32], hit: NDArray[np.bool_], recall: float = 0.7
+) -> float:
+    """Precision at the highest cut of ``score`` that reaches ``recall``; NaN without hits."""
+    hits = int(hit.sum())
+    if not hits:
+        return float("nan")
+    descending = np.sort(score[hit])[::-1]
+    cut = descending[int(np.ceil(recall * hits)) - 1]
+    return precision_recall(score >= cut, hit)[0]
+
+
+def judge(length: NDArray[np.float32], accepted: NDArray[np.int32]) -> dict[str, float]:
+    """Figures of any predictor of the accepted length (draft tokens): MAE in tokens, AUC,
+    precision and recall of "predicts at least ``HIT``", and precision at recall 0.7."""
+    hit = accepted >= HIT
+    precision, recall = precision_recall(length >= HIT, hit)
+    return {
+        "mae": float(np.abs(length - accepted).mean()) if len(accepted) else float("nan"),
+        "auc": auc(length, hit),
+        "precision": precision,
+        "recall": recall,
+        "precision_at_recall_0.7": precision_at_recall(length, hit),
+    }
+
+
+def evaluate(
+    survival: NDArray[np.float32],
+    accepted: NDArray[np.int32],
+    score: NDArray[np.float32],
+    match_length: NDArray[np.int32],
+) -> dict[str, Any]:
+    """Figures of a gate and of the baselines that need none, on the same rows.
+
+    Args:
+        survival: float32 ``[rows, K]``, the gate's curves. Its length estimate for the MAE is the
+            curve's median (tokens with a chance of at least one half), which minimises the
+            absolute error; choices use the chance of ``HIT`` tokens, cut at one half.
+        accepted: int32 ``[rows]``.
+        score: float32 ``[rows]``, the suffix tree's score.
+        match_length: int32 ``[rows]``.
+
+    Returns:
+        ``rows``, ``hits``, the gate's figures with ``ece`` (of P(accepted >= HIT)) and
+        ``mae_mean`` (MAE of the curve's sum), and ``baselines`` by name.
+    """
+    hit = accepted >= HIT
+    chance = survival[:, HIT - 1] if survival.shape[1] >= HIT else np.zeros(len(hit), np.float32)
+    gate = judge((survival >= 0.5).sum(axis=1).astype(np.float32), accepted)
+    gate["precision"], gate["recall"] = precision_recall(chance >= 0.5, hit)
+    gate["auc"] = auc(chance, hit)
+    gate["precision_at_recall_0.7"] = precision_at_recall(chance, hit)
+    mean = survival.sum(axis=1)
+    gate["mae_mean"] = float(np.abs(mean - accepted).mean()) if len(accepted) else float("nan")
+    gate["ece"] = expected_calibration_error(chance, hit)
+    return {
+        "rows": len(accepted),
+        "hits": int(hit.sum()),
+        **gate,
+        "baselines": {
+            "score": judge(score, accepted),
+            "match_length": judge(match_length.astype(np.float32), accepted),
+        },
+    }
