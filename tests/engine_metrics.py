@@ -14,7 +14,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Counters:
-    """A snapshot; ``counters["rows", "cache"]`` sums every series whose labels include the values."""
+    """A snapshot; ``counters["rows", "cache"]`` sums the series whose labels include the values."""
 
     def __init__(self, server: Server) -> None:
         self._values: dict[tuple[str, frozenset[str]], float] = defaultdict(float)

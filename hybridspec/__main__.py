@@ -1,0 +1,5 @@
+"""``python -m hybridspec``: the ``hybridspec`` command."""
+
+from hybridspec.cli import app
+
+app()

@@ -1,0 +1,39 @@
+"""Parts of ours that fail while serving never fail or change a request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from engine_metrics import Counters
+from engine_servers import EngineServers, generate
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("config") / "hybrid.yaml"
+    path.write_text("fault_every: 5\n")
+    return str(path)
+
+
+def test_requests_go_on_when_the_suffix_cache_raises(
+    engine: EngineServers, prompts: list[list[int]], faulty: str
+) -> None:
+    chosen = [*prompts[:4], *prompts[16:20]]
+    expected = generate(engine("plain"), chosen, 32)
+    server = engine("cache", "--hybrid-config", faulty)
+    before = Counters(server)
+    assert generate(server, chosen, 32, concurrency=4) == expected
+    after = Counters(server)
+    assert after["fallbacks", "suffix_cache"] > before["fallbacks", "suffix_cache"]
+    assert after["accepted_tokens", "cache"] > before["accepted_tokens", "cache"]
+    log = Path(server.log_path).read_text()
+    assert log.count("hybridspec: suffix_cache failed") == 1
+
+
+def test_hybrid_serves_without_a_gate(engine: EngineServers, prompts: list[list[int]]) -> None:
+    chosen = prompts[::6]
+    expected = generate(engine("plain"), chosen, 32)
+    assert generate(engine("gateless"), chosen, 32, concurrency=2) == expected
