@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hybridspec.demo.lineup import Assets
 
+SGLANG = str(Path(sys.executable).with_name("sglang"))
 TIMEOUT_S = 240
 """A refusal takes about 15 s alone on two cores; several run at once."""
 
@@ -46,7 +47,7 @@ def start(target: Path, case: Case) -> Outcome:
     Raises:
         subprocess.TimeoutExpired: it did not end: it hung, or it served.
     """
-    command = [sys.executable, "-m", "sglang.cli.main", "serve", "--model-path", str(target)]
+    command = [SGLANG, "serve", "--model-path", str(target)]
     command += ["--speculative-algorithm", "HYBRID", "--max-total-tokens", "4096", *case.args]
     if case.head is not None:
         command += ["--speculative-draft-model-path", str(case.head)]

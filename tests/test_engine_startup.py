@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from engine_refusals import REFUSALS, Maker, Outcome, start
+from engine_refusals import REFUSALS, SGLANG, Maker, Outcome, start
 
 from hybridspec.demo.lineup import Assets
 from hybridspec.demo.target import ensure_target
@@ -41,7 +41,7 @@ def test_refusal_is_one_clear_line(outcomes: dict[Maker, Future[Outcome]], make:
 
 def test_flags_are_in_the_servers_help() -> None:
     shown = subprocess.run(
-        [sys.executable, "-m", "sglang.cli.main", "serve", "--help"],
+        [SGLANG, "serve", "--help"],
         capture_output=True,
         text=True,
         check=True,
