@@ -40,7 +40,7 @@ def _offers(found: object, name: str) -> bool:
     if isinstance(found, type):
         if hasattr(found, name) or name in getattr(found, "__annotations__", {}):
             return True
-        initialiser = getattr(found.__init__, "__code__", None)
+        initialiser = getattr(vars(found).get("__init__"), "__code__", None)
         set_there = initialiser is not None and name in initialiser.co_names
         return set_there or name in inspect.signature(found).parameters
     if callable(found):

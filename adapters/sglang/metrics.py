@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client import Counter, Gauge
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from hybridspec.adapters.base import Source
 
@@ -16,13 +16,20 @@ _SOURCES = tuple(source.name.lower() for source in Source)
 
 
 class HybridMetrics:
-    """Counters of steps, rows, draft tokens and fall-backs. One per process."""
+    """Counters of steps, rows, draft tokens and fall-backs. One per registry."""
 
-    def __init__(self, widths: tuple[int, ...], policy: str, gate: str) -> None:
+    def __init__(
+        self,
+        widths: tuple[int, ...],
+        policy: str,
+        gate: str,
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
         steps = Counter(
             "hybridspec_steps",
             "Decode steps by verify width and by whether EAGLE3's forward ran.",
             ["width", "model_forward"],
+            registry=registry,
         )
         self._steps = {
             (width, ran): steps.labels(str(width), "yes" if ran else "no")
@@ -30,28 +37,45 @@ class HybridMetrics:
             for ran in (False, True)
         }
         self._mixed = Counter(
-            "hybridspec_mixed_steps", "Decode steps whose rows took drafts from different sources."
+            "hybridspec_mixed_steps",
+            "Decode steps whose rows took drafts from different sources.",
+            registry=registry,
         )
-        self._rows = _per_source("hybridspec_rows", "Rows (requests x steps) by draft source.")
-        self._proposed = _per_source("hybridspec_draft_tokens", "Draft tokens verified, by source.")
+        self._rows = _per_source(
+            "hybridspec_rows", "Rows (requests x steps) by draft source.", registry
+        )
+        self._proposed = _per_source(
+            "hybridspec_draft_tokens", "Draft tokens verified, by source.", registry
+        )
         self._accepted = _per_source(
-            "hybridspec_accepted_tokens", "Draft tokens accepted (bonus token excluded), by source."
+            "hybridspec_accepted_tokens",
+            "Draft tokens accepted (bonus token excluded), by source.",
+            registry,
         )
         self._fallbacks = Counter(
-            "hybridspec_fallbacks", "Steps or requests that went on without a part.", ["part"]
+            "hybridspec_fallbacks",
+            "Steps or requests that went on without a part.",
+            ["part"],
+            registry=registry,
         )
         self._cache_bytes = Gauge(
             "hybridspec_suffix_cache_bytes",
             "Estimated memory of the suffix trees.",
             multiprocess_mode="liveall",
+            registry=registry,
         )
         self._cache_requests = Gauge(
             "hybridspec_suffix_cache_requests",
             "Requests that the suffix cache follows.",
             multiprocess_mode="liveall",
+            registry=registry,
         )
         Gauge(
-            "hybridspec_info", "What decides.", ["policy", "gate"], multiprocess_mode="liveall"
+            "hybridspec_info",
+            "What decides.",
+            ["policy", "gate"],
+            multiprocess_mode="liveall",
+            registry=registry,
         ).labels(policy, gate).set(1)
 
     def step(
@@ -84,6 +108,6 @@ class HybridMetrics:
         self._cache_bytes.set(estimated_bytes)
 
 
-def _per_source(name: str, text: str) -> list[Counter]:
-    counter = Counter(name, text, ["source"])
+def _per_source(name: str, text: str, registry: CollectorRegistry) -> list[Counter]:
+    counter = Counter(name, text, ["source"], registry=registry)
     return [counter.labels(source) for source in _SOURCES]

@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from hybridspec.adapters.base import EMPTY_DRAFT, Draft, Source
 from hybridspec.adapters.sglang.config import HybridConfig
 from hybridspec.adapters.sglang.metrics import HybridMetrics
 from hybridspec.adapters.sglang.predictor import Predictor
-from hybridspec.adapters.sglang.requests import Followed, FollowedRequests, context, scope
+from hybridspec.adapters.sglang.requests import Followed, FollowedRequests, prompt, scope
 from hybridspec.adapters.suffix import SuffixCache
 from hybridspec.gate.acceptance import ModelAcceptance
 from hybridspec.gate.base import Decision, StepView
@@ -69,6 +70,7 @@ class _Pending:
     plan: StepPlan
     observations: Observations
     context_tokens: int
+    foretold: NDArray[np.int64] | None
     accepted: NDArray[np.int32] | None = None
 
 
@@ -84,6 +86,7 @@ class StepPlanner:
         vocab_size: int,
         device: str,
         times_steps: bool,
+        registry: CollectorRegistry = REGISTRY,
     ) -> None:
         """Set up all parts.
 
@@ -94,6 +97,7 @@ class StepPlanner:
             vocab_size: of the target.
             device: ``cpu`` or a CUDA device; picks the step-time profile to start from.
             times_steps: whether wall times of steps are true and may change decisions.
+            registry: where the counters are kept.
         """
         self._depth = settings.widths[-1] - 1
         self._model_steps = model_steps
@@ -112,15 +116,24 @@ class StepPlanner:
         self._policy = make_policy(
             settings.policy, ladder=settings.widths, tau=settings.tau, cost=self._cost
         )
-        self.metrics = HybridMetrics(settings.widths, settings.policy, self._predictor.name)
+        self.metrics = HybridMetrics(
+            settings.widths, settings.policy, self._predictor.name, registry
+        )
         self._buffer = Observations.allocate(SLOTS, self._depth)
         self._pending: _Pending | None = None
         self._logged: set[str] = set()
         self._steps = 0
         self._ended = 0.0
 
-    def plan(self, requests: Sequence[Any]) -> StepPlan:
-        """Decide one step of the batch ``requests`` (SGLang's ``Req`` objects, in row order)."""
+    def plan(self, requests: Sequence[Any], foretold: NDArray[np.int64] | None = None) -> StepPlan:
+        """Decide one step of a batch.
+
+        Args:
+            requests: SGLang's ``Req`` objects, in row order.
+            foretold: int64 ``[rows]``, EAGLE3's prediction of each row's next token, where the host
+                can have it for nothing. It is judged whatever is verified, so EAGLE3's acceptance
+                stays known while it is not used.
+        """
         rows, new = self._requests.rows(requests)
         slots = np.array([row.slot for row in rows], np.int64)
         self._grow(len(rows))
@@ -132,7 +145,7 @@ class StepPlanner:
         decision = self._guarded("policy", lambda: self._policy.decide(view), _plain(view.rows))
         plan = _carry_out(decision, observations)
         self.metrics.step(plan.width, plan.model_forward, plan.source, plan.length)
-        self._pending = _Pending(rows, slots, plan, observations, view.context_tokens)
+        self._pending = _Pending(rows, slots, plan, observations, view.context_tokens, foretold)
         self._steps += 1
         return plan
 
@@ -209,6 +222,13 @@ class StepPlanner:
             pending.plan.source[kept],
             pending.accepted[kept],
         )
+        if pending.foretold is None:
+            return
+        # Rows that verified EAGLE3's draft were counted when they settled.
+        first = np.array([row[0] if len(row) else -1 for row in tokens])
+        judged = (first >= 0) & (pending.plan.source[kept] != Source.MODEL)
+        hit = (first == pending.foretold[kept])[judged].astype(np.int32)
+        self._acceptance.observe(pending.slots[kept][judged], np.ones_like(hit), hit)
 
     def _extend(self, rows: list[Followed], fresh: list[NDArray[np.int32]]) -> None:
         if self._fault_every and self._steps % self._fault_every == self._fault_every - 1:
@@ -221,7 +241,8 @@ class StepPlanner:
                 row.cached = False  # stays so if the cache raises: then it starts over
                 self._cache.extend(request.rid, tokens)
             else:
-                self._cache.start(request.rid, context(request), scope(request))
+                self._cache.start(request.rid, prompt(request), scope(request))
+                self._cache.extend(request.rid, row.output())
             row.cached = True
 
     def _draft(self, rows: list[Followed]) -> list[Draft]:

@@ -41,6 +41,10 @@ class Followed:
         self.taken = len(output)
         return fresh
 
+    def output(self) -> NDArray[np.int32]:
+        """All output tokens taken so far, int32 ``[n]``."""
+        return np.array(self.request.output_ids[: self.taken], dtype=np.int32)
+
     def aborted(self) -> bool:
         """Whether the request ended by an abort, so that its response should not be kept."""
         reason = self.request.finished_reason
@@ -106,14 +110,9 @@ class FollowedRequests:
                 self._on_drop(rid)
 
 
-def context(request: Any) -> NDArray[np.int32]:
-    """Prompt and output so far, int32 ``[n]``."""
-    return np.concatenate(
-        (
-            np.array(request.origin_input_ids, dtype=np.int32),
-            np.array(request.output_ids, dtype=np.int32),
-        )
-    )
+def prompt(request: Any) -> NDArray[np.int32]:
+    """The prompt's token ids, int32 ``[n]``."""
+    return np.array(request.origin_input_ids, dtype=np.int32)
 
 
 def scope(request: Any) -> Hashable:

@@ -61,8 +61,10 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
             )
         started = time.perf_counter()
-        plan = self._planner.plan(batch.reqs)
-        batch.spec_info = self._verify_input(batch, plan)
+        first = self._free_model_token(batch)
+        on_host = first.device.type == "cpu"  # elsewhere, reading it would wait for the device
+        plan = self._planner.plan(batch.reqs, first.numpy() if on_host else None)
+        batch.spec_info = self._verify_input(batch, plan, first)
         with self._verifying(plan.width):
             result = super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
@@ -85,12 +87,15 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
         super().clear_cache_pool()
         self._planner.flush()
 
-    def _verify_input(self, batch: ScheduleBatch, plan: StepPlan) -> EagleVerifyInput:
+    def _verify_input(
+        self, batch: ScheduleBatch, plan: StepPlan, first: torch.Tensor
+    ) -> EagleVerifyInput:
         # EagleDraftInput of the last draft-extend; drafting must not see ours in its place.
         state = batch.spec_info
         draft = torch.from_numpy(plan.tokens).to(self.device, torch.int64, non_blocking=True)
         if plan.model_length:
-            chain = self._model_chain(batch, plan.model_forward)[:, : plan.model_length]
+            chain = self._model_chain(batch) if plan.model_forward else first[:, None]
+            chain = chain[:, : plan.model_length]
             of_model = torch.from_numpy(plan.source == Source.MODEL).to(self.device)[:, None]
             columns = draft[:, : chain.shape[1]]
             columns.copy_(torch.where(of_model, chain, columns))
@@ -103,16 +108,14 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
             self.target_worker.model_runner.attn_backend.verify_mask,
         )
 
-    def _model_chain(self, batch: ScheduleBatch, forward: bool) -> torch.Tensor:
-        """EAGLE3's chain, int64 ``[rows, steps]``; ``[rows, 1]`` without its forward.
+    def _free_model_token(self, batch: ScheduleBatch) -> torch.Tensor:
+        """The first token of EAGLE3's chain, int64 ``[rows]``: draft-extend has predicted it."""
+        first: torch.Tensor = batch.spec_info.topk_index[:, 0]
+        hot = self.draft_worker.hot_token_id
+        return first if hot is None else hot[first]
 
-        The first token is draft-extend's own prediction and costs nothing more.
-        """
-        if not forward:
-            first = batch.spec_info.topk_index[:, :1]
-            hot = self.draft_worker.hot_token_id
-            free: torch.Tensor = first if hot is None else hot[first]
-            return free
+    def _model_chain(self, batch: ScheduleBatch) -> torch.Tensor:
+        """EAGLE3's chain by its draft forward, int64 ``[rows, steps]``."""
         with ExitStack() as stack:
             stack.enter_context(draft_tp_context(self.draft_worker.parallel_layout))
             stack.enter_context(speculative_moe_backend_context())

@@ -1,0 +1,187 @@
+"""The step planner over requests that only look like SGLang's: drafts, outcomes, failures, leaks."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from hybridspec.adapters.base import Source
+from hybridspec.adapters.sglang import requests as followed
+from hybridspec.adapters.sglang.config import HybridConfig
+from hybridspec.adapters.sglang.planner import StepPlan, StepPlanner
+
+PHRASE = list(range(100, 120))
+
+
+@dataclass
+class Reason:
+    kind: str
+
+    def to_json(self) -> dict[str, str]:
+        return {"type": self.kind}
+
+
+@dataclass
+class Request:
+    """What the planner reads of a request."""
+
+    rid: str
+    origin_input_ids: list[int]
+    output_ids: Any = field(default_factory=lambda: array("q", [1]))
+    finished_reason: Reason | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+
+
+class Bench:
+    """A planner and its counters."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.registry = CollectorRegistry()
+        self.planner = StepPlanner(
+            HybridConfig(**settings),
+            model_steps=4,
+            tokenizer=None,
+            vocab_size=1000,
+            device="cpu",
+            times_steps=False,
+            registry=self.registry,
+        )
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"hybridspec_{name}", labels) or 0.0
+
+    def step(self, *requests: Request, truth: dict[str, list[int]] | None = None) -> StepPlan:
+        """Plan a step and settle it: each row accepts what agrees with its true continuation."""
+        plan = self.planner.plan(requests)
+        accepted = []
+        for row, request in enumerate(requests):
+            true = (truth or {}).get(request.rid, [7])
+            said = plan.tokens[row, : plan.length[row]].tolist()
+            if plan.source[row] != Source.CACHE:
+                said = []
+            count = 0
+            while count < min(len(said), len(true) - 1) and said[count] == true[count]:
+                count += 1
+            accepted.append(count)
+            request.output_ids.extend(true[: count + 1])
+        self.planner.settle(accepted)
+        return plan
+
+
+def repeating(rid: str = "a", **changes: Any) -> Request:
+    """A request that has begun to repeat its prompt."""
+    return Request(rid, [*PHRASE, 5, 6], array("q", PHRASE[:6]), **changes)
+
+
+def test_a_repeated_prompt_is_drafted_from_the_cache() -> None:
+    plan = Bench(policy="cache").step(repeating())
+    assert plan.source.tolist() == [Source.CACHE]
+    assert (
+        plan.tokens[0, : plan.length[0]].tolist()
+        == [*PHRASE, 5, 6, *PHRASE][6 : 6 + plan.length[0]]
+    )
+    assert plan.width > plan.length[0]
+
+
+def test_rows_without_a_draft_take_the_model_and_rows_with_one_the_cache() -> None:
+    bench = Bench(policy="score")
+    plan = bench.step(repeating(), Request("b", [1, 2, 3]))
+    assert plan.source.tolist() == [Source.CACHE, Source.MODEL]
+    assert plan.model_forward
+    assert plan.model_length == 4
+    assert bench.count("mixed_steps_total") == 1
+
+
+def test_accepted_tokens_extend_the_cache_and_are_counted() -> None:
+    bench = Bench(policy="cache")
+    request = repeating()
+    first = bench.step(request, truth={"a": PHRASE[6:14]})
+    taken = min(int(first.length[0]), 7)
+    assert bench.count("accepted_tokens_total", source="cache") == taken
+    second = bench.step(request)
+    start = 6 + taken + 1
+    assert second.tokens[0, 0] == PHRASE[start]
+
+
+def test_finished_responses_are_shared_and_aborted_ones_are_not() -> None:
+    for reason, shared in (("length", True), ("abort", False)):
+        bench = Bench(policy="cache")
+        request = Request("a", [1, 2], array("q", PHRASE))
+        bench.step(request)
+        request.finished_reason = Reason(reason)
+        bench.planner.finish("a")
+        plan = bench.step(Request("b", [3, 4], array("q", PHRASE[:8])))
+        assert (plan.source[0] == Source.CACHE) == shared
+
+
+@pytest.mark.parametrize("other", [{"cache_salt": "other"}, {"extra_key": "adapter"}])
+def test_other_scopes_are_never_offered_a_response(other: dict[str, str]) -> None:
+    bench = Bench(policy="cache")
+    bench.step(Request("a", [1, 2], array("q", PHRASE)))
+    bench.planner.finish("a")
+    plan = bench.step(Request("b", [3, 4], array("q", PHRASE[:8]), **other))
+    assert plan.source[0] == Source.NONE
+
+
+def test_a_reused_id_is_a_new_request() -> None:
+    bench = Bench(policy="cache")
+    bench.step(repeating())
+    plan = bench.step(Request("a", [3, 4], array("q", [9])))
+    assert plan.source[0] == Source.NONE
+
+
+def test_a_failing_cache_is_counted_and_the_request_goes_on() -> None:
+    bench = Bench(policy="cache", fault_every=2)
+    request = repeating()
+    plans = [bench.step(request, truth={"a": [PHRASE[6 + step], 0]}) for step in range(6)]
+    assert bench.count("fallbacks_total", part="suffix_cache") == 3
+    # After each failure the context is taken in anew, so the next step drafts rightly again.
+    assert plans[2].tokens[0, 0] == PHRASE[8]
+    assert plans[4].tokens[0, 0] == PHRASE[10]
+
+
+def test_flush_forgets_responses() -> None:
+    bench = Bench(policy="cache")
+    bench.step(Request("a", [1, 2], array("q", PHRASE)))
+    bench.planner.finish("a")
+    bench.planner.flush()
+    assert bench.step(Request("b", [3, 4], array("q", PHRASE[:8]))).source[0] == Source.NONE
+
+
+def test_more_requests_than_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(policy="goodput")
+    crowd = [repeating(str(number)) for number in range(200)]
+    for _ in range(3):
+        assert len(bench.step(*crowd).source) == 200
+    assert bench.count("fallbacks_total", part="gate") == 0
+
+
+def test_vanished_requests_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followed, "SWEEP_EVERY", 4)
+    monkeypatch.setattr(followed, "STALE_AFTER", 8)
+    bench = Bench(policy="none")
+    bench.step(repeating("lost"))
+    stays = repeating("stays")
+    for _ in range(20):
+        bench.step(stays)
+    bench.step(repeating("new"))
+    assert bench.count("suffix_cache_requests") == 2
+
+
+def test_the_models_acceptance_is_learned_while_it_is_not_used() -> None:
+    bench = Bench(policy="none")
+    request = repeating()
+    seen = []
+    for token in range(60):
+        plan = bench.planner.plan([request], np.array([200 + token]))
+        assert plan.source[0] == Source.NONE
+        seen.append(float(bench.planner._acceptance.survival(np.array([0]))[0, 0]))
+        request.output_ids.append(200 + token)
+        bench.planner.settle([0])
+    assert seen[-1] > 0.85 > seen[0]
