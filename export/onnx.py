@@ -17,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 
 from hybridspec.gate.errors import GateError
-from hybridspec.gate.manifest import INPUT, MODEL_FILE, OUTPUTS, Manifest
+from hybridspec.gate.manifest import INPUT, MODEL_FILE, OUTPUTS, TOKENS_FILE, Manifest
 from hybridspec.gate.model import GateModel
 from hybridspec.gate.session import GateSession
+from hybridspec.gate.tokens import TokenTable
 
 # Largest difference between Torch and onnxruntime that is float32 rounding.
 PARITY = 1e-5
@@ -31,6 +32,7 @@ def export_gate(
     folder: Path | str,
     *,
     rows: NDArray[np.float32],
+    table: TokenTable | None = None,
     training: dict[str, Any] | None = None,
 ) -> Manifest:
     """Write ``model`` as a gate folder, replacing an older one there.
@@ -40,6 +42,7 @@ def export_gate(
         features: names of its input columns, in order.
         folder: the gate folder to make.
         rows: float32 ``[n, len(features)]``, real feature rows for the parity check.
+        table: token flags to store beside the model, for gates with token features.
         training: summary for the manifest.
 
     Returns:
@@ -58,7 +61,7 @@ def export_gate(
     digest = hashlib.sha256(content).hexdigest()
     summary = {**(training or {}), "parity": worst}
     manifest = Manifest(tuple(features), k, digest, summary)
-    _write(folder, content, manifest)
+    _write(folder, content, manifest, table)
     return manifest
 
 
@@ -106,7 +109,7 @@ def _with_random(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     return both.astype(np.float32, copy=False)
 
 
-def _write(folder: Path, content: bytes, manifest: Manifest) -> None:
+def _write(folder: Path, content: bytes, manifest: Manifest, table: TokenTable | None) -> None:
     """Put a complete folder in place by renaming, so that a reader never sees half a gate (for an
     instant between two renames it may see none)."""
     if folder.exists() and not (folder / MODEL_FILE).exists() and any(folder.iterdir()):
@@ -116,6 +119,8 @@ def _write(folder: Path, content: bytes, manifest: Manifest) -> None:
     made.chmod(0o755)
     (made / MODEL_FILE).write_bytes(content)
     manifest.write(made)
+    if table is not None:
+        table.save(made / TOKENS_FILE)
     if folder.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
         os.rename(folder, old)

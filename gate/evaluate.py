@@ -68,7 +68,7 @@ def judge(length: NDArray[np.float32], accepted: NDArray[np.int32]) -> dict[str,
 
 
 def evaluate(
-    survival: NDArray[np.float32],
+    survival: NDArray[np.float32] | None,
     accepted: NDArray[np.int32],
     score: NDArray[np.float32],
     match_length: NDArray[np.int32],
@@ -76,32 +76,39 @@ def evaluate(
     """Figures of a gate and of the baselines that need none, on the same rows.
 
     Args:
-        survival: float32 ``[rows, K]``, the gate's curves. Its length estimate for the MAE is the
-            curve's median (tokens with a chance of at least one half), which minimises the
-            absolute error; choices use the chance of ``HIT`` tokens, cut at one half.
+        survival: float32 ``[rows, K]``, the gate's curves; None leaves the gate's figures out.
         accepted: int32 ``[rows]``.
         score: float32 ``[rows]``, the suffix tree's score.
         match_length: int32 ``[rows]``.
 
     Returns:
-        ``rows``, ``hits``, the gate's figures with ``ece`` (of P(accepted >= HIT)) and
-        ``mae_mean`` (MAE of the curve's sum), and ``baselines`` by name.
+        ``rows``, ``hits``, the gate's figures (see :func:`judge_curves`) and ``baselines`` by name.
     """
-    hit = accepted >= HIT
-    chance = survival[:, HIT - 1] if survival.shape[1] >= HIT else np.zeros(len(hit), np.float32)
-    gate = judge((survival >= 0.5).sum(axis=1).astype(np.float32), accepted)
-    gate["precision"], gate["recall"] = precision_recall(chance >= 0.5, hit)
-    gate["auc"] = auc(chance, hit)
-    gate["precision_at_recall_0.7"] = precision_at_recall(chance, hit)
-    mean = survival.sum(axis=1)
-    gate["mae_mean"] = float(np.abs(mean - accepted).mean()) if len(accepted) else float("nan")
-    gate["ece"] = expected_calibration_error(chance, hit)
     return {
         "rows": len(accepted),
-        "hits": int(hit.sum()),
-        **gate,
+        "hits": int((accepted >= HIT).sum()),
+        **(judge_curves(survival, accepted) if survival is not None else {}),
         "baselines": {
             "score": judge(score, accepted),
             "match_length": judge(match_length.astype(np.float32), accepted),
         },
     }
+
+
+def judge_curves(survival: NDArray[np.float32], accepted: NDArray[np.int32]) -> dict[str, float]:
+    """Figures of survival curves (float32 ``[rows, K]``): those of :func:`judge`, and two more.
+
+    The length estimate of ``mae`` is the curve's median (tokens with a chance of at least one
+    half), which minimises the absolute error; ``mae_mean`` is that of the curve's sum. Choices use
+    the chance of ``HIT`` tokens, cut at one half; ``ece`` is its calibration error.
+    """
+    hit = accepted >= HIT
+    chance = survival[:, HIT - 1] if survival.shape[1] >= HIT else np.zeros(len(hit), np.float32)
+    seen = judge((survival >= 0.5).sum(axis=1).astype(np.float32), accepted)
+    seen["precision"], seen["recall"] = precision_recall(chance >= 0.5, hit)
+    seen["auc"] = auc(chance, hit)
+    seen["precision_at_recall_0.7"] = precision_at_recall(chance, hit)
+    mean = survival.sum(axis=1)
+    seen["mae_mean"] = float(np.abs(mean - accepted).mean()) if len(accepted) else float("nan")
+    seen["ece"] = expected_calibration_error(chance, hit)
+    return seen

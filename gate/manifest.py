@@ -12,6 +12,7 @@ from hybridspec.gate.errors import GateError
 SCHEMA = 1
 MODEL_FILE = "gate.onnx"
 MANIFEST_FILE = "gate.json"
+TOKENS_FILE = "tokens.npz"  # only in gates with token features
 INPUT = "features"
 OUTPUTS = ("survival", "accepted_length")
 

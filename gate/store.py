@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hybridspec.gate.errors import GateError
 from hybridspec.gate.features import FeatureSet
-from hybridspec.gate.manifest import MODEL_FILE, Manifest
+from hybridspec.gate.manifest import MODEL_FILE, TOKENS_FILE, Manifest
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.session import GateSession
 from hybridspec.gate.tokens import TokenTable
@@ -93,8 +93,8 @@ def load_gate(
     """Load and check the gate in ``folder``.
 
     Args:
-        folder: holds ``gate.json`` and ``gate.onnx``.
-        table: the target's token flags, for gates that use token features.
+        folder: holds ``gate.json``, ``gate.onnx`` and, if it uses token features, ``tokens.npz``.
+        table: the target's token flags; the folder's own if not given.
         provider: ``cpu`` or ``cuda``.
         max_rows: most rows of one prediction.
         k: the K that the caller needs; None takes any.
@@ -107,6 +107,8 @@ def load_gate(
     manifest = Manifest.read(folder)
     if k is not None and manifest.k != k:
         raise GateError(f"gate: {folder} predicts K={manifest.k} tokens, K={k} is needed")
+    if table is None and (folder / TOKENS_FILE).is_file():
+        table = TokenTable.load(folder / TOKENS_FILE)
     try:
         features = FeatureSet(manifest.features, table)
     except GateError as error:

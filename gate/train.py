@@ -110,6 +110,13 @@ def fit(
     return _descend(model, data[0], data[1], settings, progress)
 
 
+def predict(model: GateModel, matrix: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The model's survival curves, float32 ``[rows, k]``, for ``matrix`` ``[rows, features]``."""
+    with torch.no_grad():
+        survival: NDArray[np.float32] = model(torch.from_numpy(matrix))[0].numpy()
+    return survival
+
+
 _Rows = tuple[Tensor, Tensor, Tensor]
 
 

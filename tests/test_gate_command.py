@@ -14,8 +14,8 @@ from hybridspec.gate.features import TOKEN_FEATURES
 from hybridspec.gate.replay import replay
 from hybridspec.gate.store import load_gate
 from hybridspec.gate.tokens import TokenTable
-from hybridspec.gate.train import TrainSettings
 from hybridspec.gate.traces import Trace, write_traces
+from hybridspec.gate.train import TrainSettings
 from hybridspec.gate_cli import app
 from hybridspec.gate_training import evaluate_gate, train_gate
 

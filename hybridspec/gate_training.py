@@ -1,0 +1,206 @@
+"""From trace files to a gate folder, and figures of a gate: the rooms joined for the command.
+
+Lives beside the command because it joins rooms that do not import each other: the suffix cache of
+``adapters``, ``gate`` and ``export``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridspec.adapters.suffix import SuffixCache
+from hybridspec.gate.errors import GateError
+from hybridspec.gate.evaluate import evaluate
+from hybridspec.gate.features import DRAFT_FEATURES, HISTORY_FEATURES, TOKEN_FEATURES, FeatureSet
+from hybridspec.gate.observations import Observations
+from hybridspec.gate.replay import DEFAULT_K, EVERY_POSITION, ReplayData, StepMix, replay
+from hybridspec.gate.store import Gate
+from hybridspec.gate.tokens import TokenTable
+from hybridspec.gate.traces import Trace, read_traces
+
+if TYPE_CHECKING:  # Torch is for training alone: evaluating a gate does without
+    from hybridspec.gate.train import TrainSettings
+
+# Every fifth request is held out. Outputs from MAX_OUTPUT tokens on are mostly runaway repetition,
+# which any gate predicts: 11 such hold 16% of all tokens in the traces of arXiv 2601.11580.
+HOLD_OUT = 5
+MAX_OUTPUT = 2048
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Replayed rows of all traces; ``trace`` counts over all of them.
+
+    Attributes:
+        data: observations, labels, groups.
+        traces: the traces that ``data.trace`` points to.
+    """
+
+    data: ReplayData
+    traces: list[Trace]
+
+    @property
+    def held_out(self) -> NDArray[np.bool_]:
+        """bool ``[rows]``, rows of every fifth request."""
+        held: NDArray[np.bool_] = self.data.trace % HOLD_OUT == 0
+        return held
+
+    @property
+    def workloads(self) -> dict[str, NDArray[np.bool_]]:
+        """bool ``[rows]`` of each workload, in order of name."""
+        names = np.array([trace.workload for trace in self.traces])[self.data.trace]
+        return {str(name): names == name for name in np.unique(names)}
+
+
+def train_gate(
+    traces: Sequence[Path],
+    out: Path,
+    *,
+    table: TokenTable | None = None,
+    features: Sequence[str] | None = None,
+    k: int = DEFAULT_K,
+    mix: StepMix | None = None,
+    passes: int = 3,
+    settings: TrainSettings | None = None,
+    say: Say = print,
+) -> dict[str, Any]:
+    """Train a gate from trace files and write its folder.
+
+    Args:
+        traces: trace files, each one server's life: its requests share one suffix tree.
+        out: gate folder to make or replace.
+        table: the target's token flags; adds the token features to the default set.
+        features: names to use instead of the default set.
+        k: length of the survival curve and of the longest draft.
+        mix: how replayed steps advance (see :class:`StepMix`).
+        passes: replays with different step boundaries; more rows from few traces.
+        settings: of the fit.
+        say: told what happens, a line at a time.
+
+    Returns:
+        The summary that stands in the manifest: ``data``, ``fit``, ``held_out`` (``pooled`` and one
+        entry per workload, see :func:`hybridspec.gate.evaluate.evaluate`).
+
+    Raises:
+        GateError: unreadable traces, too few of them, unknown features, or failed parity.
+    """
+    from hybridspec.export.onnx import export_gate
+    from hybridspec.gate.train import TrainSettings, fit, predict
+
+    settings = settings or TrainSettings()
+    if features is None:
+        features = [*DRAFT_FEATURES, *HISTORY_FEATURES, *(TOKEN_FEATURES if table else ())]
+    feature_set = FeatureSet(features, table)
+    rows = replay_files(traces, k=k, mix=mix, seeds=range(passes), say=say)
+    matrix, held = feature_set.compute(rows.data.obs), rows.held_out
+    say(f"training on {int((~held).sum()):,} rows, {int(held.sum()):,} held out")
+    done = fit(
+        matrix[~held],
+        rows.data.accepted[~held],
+        rows.data.trace[~held],
+        features,
+        k,
+        settings,
+        lambda epoch, loss: say(f"epoch {epoch + 1}: validation loss {loss:.4f}"),
+    )
+    summary: dict[str, Any] = {
+        "data": {"requests": len(rows.traces), "rows": len(matrix), "workloads": {}},
+        "fit": {**asdict(settings), "best_epoch": done.epoch, "validation_loss": done.loss},
+    }
+    for name, mask in rows.workloads.items():
+        summary["data"]["workloads"][name] = int(mask.sum())
+    summary["held_out"] = figures(rows, predict(done.model, matrix[held]), only=held)
+    export_gate(done.model, features, out, rows=matrix[held], table=table, training=summary)
+    say(f"wrote {out}")
+    return summary
+
+
+def evaluate_gate(
+    traces: Sequence[Path], gate: Gate | None = None, *, held_out: bool = False, say: Say = print
+) -> dict[str, Any]:
+    """Figures at every output position: ``pooled`` and one entry per workload.
+
+    Args:
+        traces: trace files.
+        gate: None: the baselines alone.
+        held_out: only every fifth request, those that :func:`train_gate` leaves out.
+        say: told what happens.
+
+    Raises:
+        GateError: unreadable traces, or none that can be replayed.
+    """
+    k = gate.k if gate is not None else DEFAULT_K
+    rows = replay_files(traces, k=k, mix=EVERY_POSITION, seeds=[0], say=say)
+    only = rows.held_out if held_out else np.ones(rows.data.obs.rows, np.bool_)
+    survival = _predict(gate, rows.data.obs.take(only)) if gate is not None else None
+    return figures(rows, survival, only=only)
+
+
+def replay_files(
+    paths: Sequence[Path],
+    *,
+    k: int,
+    mix: StepMix | None,
+    seeds: Sequence[int],
+    say: Say,
+) -> Rows:
+    """Replay each file once per seed, on a fresh suffix cache each time."""
+    kept: list[Trace] = []
+    parts: list[ReplayData] = []
+    for path in paths:
+        read = read_traces(path)
+        traces = [trace for trace in read if len(trace.output_ids) < MAX_OUTPUT]
+        say(f"{path}: {len(traces)} requests, {len(read) - len(traces)} left out as too long")
+        for seed in seeds:
+            part = replay(traces, SuffixCache(), k=k, mix=mix, seed=seed)
+            part.trace[:] += len(kept)
+            parts.append(part)
+        kept += traces
+    if not parts or not any(part.obs.rows for part in parts):
+        raise GateError("traces: no position has a cache draft; collect more traces")
+    return Rows(_join(parts), kept)
+
+
+def figures(
+    rows: Rows, survival: NDArray[np.float32] | None, *, only: NDArray[np.bool_]
+) -> dict[str, Any]:
+    """``pooled`` and one entry per workload over the rows of ``only``, whose curves are given."""
+    data = rows.data.take(only)
+    masks = {"pooled": np.ones(data.obs.rows, np.bool_)}
+    masks |= {name: mask[only] for name, mask in rows.workloads.items()}
+    return {
+        name: evaluate(
+            survival[mask] if survival is not None else None,
+            data.accepted[mask],
+            data.obs.score[mask],
+            data.obs.match_length[mask],
+        )
+        for name, mask in masks.items()
+    }
+
+
+def _predict(gate: Gate, obs: Observations) -> NDArray[np.float32]:
+    matrix = gate.features.compute(obs)
+    return np.concatenate(
+        [gate.predict(matrix[i : i + 512]).survival.copy() for i in range(0, len(matrix), 512)]
+        or [np.zeros((0, gate.k), np.float32)]
+    )
+
+
+def _join(parts: Sequence[ReplayData]) -> ReplayData:
+    return ReplayData(
+        Observations.concat([part.obs for part in parts]),
+        np.concatenate([part.accepted for part in parts]),
+        np.concatenate([part.trace for part in parts]),
+        np.concatenate([part.position for part in parts]),
+        parts[0].k,
+        sum(part.steps for part in parts),
+    )
