@@ -20,7 +20,11 @@ _EAGLE3_CHAIN = (
     *("--speculative-eagle-topk", "1"),
     *("--speculative-num-draft-tokens", "5"),
 )
-_NGRAM = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8")
+_NGRAM = (
+    *("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8"),
+    # SGLang's default of ten million nodes takes 1.3 GiB at start; the demo fills a tenth of these.
+    *("--speculative-ngram-capacity", "1000000"),
+)
 _HYBRID = ("--speculative-algorithm", "HYBRID", "--hybrid-policy")
 
 
@@ -60,13 +64,13 @@ class Assets:
     gate: Path | None
 
     @classmethod
-    def bundled(cls, target: Path) -> Assets:
-        """The head and the gate that come with the demo, where they are there."""
-        head, gate = HERE / "head", HERE / "gate"
+    def bundled(cls, target: Path, head: Path | None = None, gate: Path | None = None) -> Assets:
+        """The given head and gate, else those that come with the demo, where they are there."""
+        own_head, own_gate = HERE / "head", HERE / "gate"
         return cls(
             target=target,
-            head=head if (head / "config.json").is_file() else None,
-            gate=gate if (gate / "gate.json").is_file() else None,
+            head=head or (own_head if (own_head / "config.json").is_file() else None),
+            gate=gate or (own_gate if (own_gate / "gate.json").is_file() else None),
         )
 
 

@@ -40,6 +40,8 @@ def run_demo(
     algorithms: Sequence[str] | None = None,
     out: Path = Path("build/demo.json"),
     json: bool = False,
+    head: Path | None = None,
+    gate: Path | None = None,
 ) -> dict[str, Any]:
     """Run the demo, print the table (or, with ``json``, one line of JSON) and write ``out``.
 
@@ -50,6 +52,8 @@ def run_demo(
         algorithms: names from :data:`ALGORITHMS`; all by default. ``plain`` always takes part.
         out: JSON file to write; the servers' logs go to the folder ``demo-logs`` beside it.
         json: print the results as JSON on standard output; progress goes to standard error.
+        head: folder of the EAGLE3 head; the demo's own by default.
+        gate: folder of the gate; the demo's own by default.
 
     Returns:
         The results, as written.
@@ -61,7 +65,10 @@ def run_demo(
     console = Console(stderr=json, highlight=False)
     started = time.monotonic()
     try:
-        results = _run(_names(algorithms), workloads or WORKLOADS, rounds, streams, out, console)
+        names = _names(algorithms)
+        target = ensure_target(progress=console.print)
+        assets = _complete(Assets.bundled(target, head, gate), names)
+        results = _run(names, workloads or WORKLOADS, assets, rounds, streams, out, console)
     except (TargetError, BadWorkload, ServerFailed, RequestFailed) as error:
         raise DemoError(str(error)) from error
     results["seconds"] = round(time.monotonic() - started, 1)
@@ -86,13 +93,13 @@ def _names(algorithms: Sequence[str] | None) -> list[str]:
 def _run(
     algorithms: list[str],
     workloads: Sequence[str],
+    assets: Assets,
     rounds: int,
     streams: int,
     out: Path,
     console: Console,
 ) -> dict[str, Any]:
     messages = {Path(source).stem: load(source) for source in workloads}
-    assets = _assets(algorithms, console)
     log_dir = out.parent / "demo-logs"
     settings: dict[str, Any] = {
         "dtype": DTYPE,
@@ -136,14 +143,17 @@ def _run(
     }
 
 
-def _assets(algorithms: Sequence[str], console: Console) -> Assets:
-    assets = Assets.bundled(ensure_target(progress=console.print))
+def _complete(assets: Assets, algorithms: Sequence[str]) -> Assets:
+    """The same assets; refuses if an algorithm's part is missing."""
     need_head = [name for name in algorithms if ALGORITHMS[name].head]
     if need_head and assets.head is None:
         raise DemoError(
             f"{need_head[0]} needs an EAGLE3 head and demo/head holds none: run "
             "'hybridspec demo train-head', or choose --algorithm plain --algorithm ngram"
         )
+    for folder, weights in ((assets.head, "model.safetensors"), (assets.gate, "gate.onnx")):
+        if folder is not None and not (folder / weights).is_file():
+            raise DemoError(f"{folder} holds no {weights}; give another folder")
     return assets
 
 

@@ -21,7 +21,7 @@ from hybridspec.loadtest.server import Server
 PARALLEL_STARTS = 2
 # Private memory of a paused server of the embedded target, bfloat16: 0.8 GiB for the HTTP process,
 # 0.75 for the detokenizer and 1.3 for the scheduler (seen with SGLang 0.5.23).
-SERVER_GIB = 3.0
+SERVER_GIB = 3.2
 
 
 def servers_that_fit() -> int:

@@ -64,6 +64,8 @@ def demo_run(
     algorithm: Many = None,
     out: Out = Path("build/demo.json"),
     json: Annotated[bool, typer.Option("--json", help="Print the results as JSON only.")] = False,
+    head: Annotated[Path | None, typer.Option(help="Another EAGLE3 head.")] = None,
+    gate: Annotated[Path | None, typer.Option(help="Another gate.")] = None,
 ) -> None:
     """Six algorithms take turns on the same prompts; prints speeds and speed-ups."""
     _need(*_SERVING)
@@ -77,6 +79,8 @@ def demo_run(
             algorithms=algorithm or None,
             out=out,
             json=json,
+            head=head,
+            gate=gate,
         )
     except DemoError as error:
         _leave(str(error))
