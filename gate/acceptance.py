@@ -112,8 +112,9 @@ class CacheAcceptance:
             return
         bucket = np.searchsorted(_MATCH_EDGES, match_length, side="right")
         tried = self._position < np.minimum(np.minimum(matched + 1, proposed), known)[:, None]
-        np.add.at(self._hits, bucket, self._position < matched[:, None])
-        np.add.at(self._tries, bucket, tried)
+        member = (bucket == np.arange(len(self._hits))[:, None]).astype(np.float64)
+        self._hits += member @ (self._position < matched[:, None])
+        self._tries += member @ tried
         self._updates += 1
         if self._updates % HALVE_EVERY == 0:
             self._hits *= 0.5

@@ -19,7 +19,7 @@ LENGTH_FEATURE = "draft_length"
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How to fit. Defaults: reasonable on four public trace sets (320,000 rows), not searched for."""
+    """How to fit. Defaults: reasonable on four public trace sets, 320,000 rows; no search."""
 
     hidden: tuple[int, ...] = (128, 128)
     epochs: int = 40

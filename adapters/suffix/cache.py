@@ -67,8 +67,8 @@ class SuffixCache:
         Args:
             max_depth: longest match plus draft, in tokens. 64 as in arctic-inference.
             budget_bytes: estimated bytes of all trees together.
-            max_spec_factor: at most this many draft tokens per matched token. Replaying code edits /
-                summaries, 1, 2, 4 and 8 reach 6.2, 7.5, 8.2, 8.5 / 1.3, 1.7, 1.9, 2.0 accepted
+            max_spec_factor: at most this many draft tokens per matched token. Replaying code edits
+                / summaries, 1, 2, 4 and 8 reach 6.2, 7.5, 8.2, 8.5 / 1.3, 1.7, 1.9, 2.0 accepted
                 tokens a position, while the score's error grows from 3.9 to 8.4 / 1.3 to 7.2.
             min_token_prob: a draft ends before the path probability falls below this. 0.02 to 0.1
                 made no difference there; 0.3 loses 3-13% of the drafts.
