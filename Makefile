@@ -9,9 +9,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# OpenMP threads that spin while they wait slow down everything else on a small machine.
-export OMP_WAIT_POLICY ?= PASSIVE
-
 .PHONY: demo test test-fast check venv
 
 demo: $(STAMP)
