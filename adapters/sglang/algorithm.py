@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
@@ -47,6 +48,12 @@ class HybridAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
         server_args.enable_mixed_chunk = False
         # Results one step late are not spliced into the suffix cache yet.
         server_args.disable_overlap_schedule = True
+        # A captured decode graph has one verify width, and ours changes from step to step.
+        server_args.disable_cuda_graph = True
+        if server_args.cuda_graph_config is not None:
+            server_args.cuda_graph_config = with_phase(
+                server_args.cuda_graph_config, Phase.DECODE, backend=Backend.DISABLED
+            )
         if server_args.max_running_requests is None:
             server_args.max_running_requests = MAX_RUNNING_REQUESTS
         validate.server_args(server_args)

@@ -93,6 +93,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook(f"{_SRT}.model_executor.forward_batch_info.CaptureHiddenMode", ("FULL",)),
     Hook(f"{_SRT}.arg_groups.overrides.resolving_view", ("server_args",)),
     Hook(f"{_SRT}.runtime_context.get_parallel"),
+    Hook(f"{_SRT}.model_executor.cuda_graph_config.with_phase"),
     # The portable CPU runtime (``cpu/hooks.py``); harmless to check elsewhere too.
     Hook(f"{_SRT}.platforms", ("current_platform", "_current_platform")),
     Hook(f"{_SRT}.utils.common", ("is_cpu", "get_device")),
