@@ -148,8 +148,8 @@ def _complete(assets: Assets, algorithms: Sequence[str]) -> Assets:
     need_head = [name for name in algorithms if ALGORITHMS[name].head]
     if need_head and assets.head is None:
         raise DemoError(
-            f"{need_head[0]} needs an EAGLE3 head and demo/head holds none: run "
-            "'hybridspec demo train-head', or choose --algorithm plain --algorithm ngram"
+            f"{need_head[0]} needs an EAGLE3 head and demo/head holds none: run 'hybridspec demo "
+            "train-head' and add --head build/head, or choose --algorithm ngram alone"
         )
     for folder, weights in ((assets.head, "model.safetensors"), (assets.gate, "gate.onnx")):
         if folder is not None and not (folder / weights).is_file():

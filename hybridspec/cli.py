@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -36,7 +36,7 @@ def _need(*modules: tuple[str, str]) -> None:
         _leave(f"this command needs {names}: pip install 'hybridspec[{extras}]'")
 
 
-def _leave(message: str) -> None:
+def _leave(message: str) -> NoReturn:
     typer.echo(f"hybridspec: {message}", err=True)
     raise typer.Exit(1)
 
@@ -98,18 +98,38 @@ def demo_target() -> None:
         _leave(str(error))
 
 
-@demo_app.command(
-    "train-head",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    add_help_option=False,
-)
-def demo_train_head(context: typer.Context) -> None:
-    """Train the EAGLE3 head of the embedded target (its own options follow)."""
+@demo_app.command("train-head")
+def demo_train_head(
+    out: Annotated[Path, typer.Option(help="Head folder to write.")] = Path("build/head"),
+    work: Annotated[Path, typer.Option(help="Corpus and checkpoints; several GB.")] = Path(
+        "build/head-work"
+    ),
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts that the target answers.")] = 3000,
+    corpus_minutes: Annotated[float | None, typer.Option(help="Limit of the corpus stage.")] = None,
+    train_minutes: Annotated[
+        float | None, typer.Option(help="Limit of the training stage.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Device of the training stage.")] = "cpu",
+) -> None:
+    """Train an EAGLE3 head for the embedded target; continues where a stopped run was."""
     _need(("torch", "train"), ("transformers", "sglang"))
-    from hybridspec.demo.eagle3.train import main
+    from hybridspec.demo.eagle3.pipeline import train_head
+    from hybridspec.demo.target import TargetError, ensure_target
 
-    sys.argv = ["hybridspec demo train-head", *context.args]
-    main()
+    try:
+        target = ensure_target(progress=typer.echo)
+    except TargetError as error:
+        _leave(str(error))
+    train_head(
+        target,
+        work,
+        out,
+        prompts=prompts,
+        corpus_s=None if corpus_minutes is None else 60 * corpus_minutes,
+        train_s=None if train_minutes is None else 60 * train_minutes,
+        device=device,
+        progress=typer.echo,
+    )
 
 
 @traces_app.command("collect")
