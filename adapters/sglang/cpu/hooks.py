@@ -64,12 +64,18 @@ def _create_backend(runner: Any) -> Any:
 
 
 def _default_backend(server_args: Any, previous: Callable[[Any], None]) -> None:
-    """Choose the backend on a CPU unless the user named one."""
+    """Choose the backend on a CPU unless the user named one, and let an idle server sleep.
+
+    An idle scheduler polls without pause (seen: 80% of a core); where the model runs on the same
+    cores that costs whoever else uses the machine.
+    """
     from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
     view = resolving_view(server_args)
-    if view.device == "cpu" and view.attention_backend is None:
-        declare_resolution(server_args, "hybridspec", attention_backend=NAME)
+    if view.device == "cpu":
+        declare_resolution(server_args, "hybridspec", sleep_on_idle=True)
+        if view.attention_backend is None:
+            declare_resolution(server_args, "hybridspec", attention_backend=NAME)
     previous(server_args)
 
 
