@@ -172,7 +172,7 @@ def _mount_gate() -> None:
     # The gate's commands are typer's own tree, so they must be imported to be mounted. They are
     # asked for only when named, or the help of every other command would pay for NumPy.
     if "gate" in sys.argv[1:2]:
-        from hybridspec.gate.cli import app as gate_app
+        from hybridspec.gate_cli import app as gate_app
 
         app.add_typer(gate_app, name="gate")
     else:
