@@ -81,12 +81,14 @@ class Turns:
             ServerFailed: one did not start; the others are stopped.
         """
         first = list(self._args)[: self._most_alive]
-        try:
-            with ThreadPoolExecutor(PARALLEL_STARTS) as pool:
+        with ThreadPoolExecutor(PARALLEL_STARTS) as pool:
+            try:
                 list(pool.map(self._start, first))
-        except BaseException:
-            self.stop()
-            raise
+            except BaseException:
+                # Leaving the pool waits for starts under way: end them, so that they fail at once.
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.stop()
+                raise
 
     @contextmanager
     def turn(self, name: str) -> Iterator[Client]:
@@ -113,8 +115,8 @@ class Turns:
 
     def stop(self) -> None:
         """Stop all servers."""
-        for name in list(self._alive):
-            self._end(name)
+        while self._alive:
+            self._end(next(iter(self._alive)))
 
     def _start(self, name: str) -> None:
         server = self._alive[name] = self._make(self._args[name], self._log_dir / f"{name}.log")
