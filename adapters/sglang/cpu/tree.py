@@ -44,7 +44,7 @@ def _parents_of_selection(
     """Parent node of nodes 1..n-1 (``[bs, n-1]``) and whether the parent was itself selected."""
     table = selected // topk
     at_root = table == 0
-    if parent_list.shape[1] == 0:
+    if parent_list.shape[1] == 0 or selected.shape[1] == 0:
         return np.zeros_like(selected), at_root
     wanted = np.take_along_axis(parent_list, np.minimum(table, parent_list.shape[1] - 1), axis=1)
     match = selected[:, None, :] == wanted[:, :, None]
