@@ -46,8 +46,6 @@ class Bench:
         self.planner = StepPlanner(
             HybridConfig(**settings),
             model_steps=4,
-            tokenizer=None,
-            vocab_size=1000,
             device="cpu",
             times_steps=False,
             registry=self.registry,

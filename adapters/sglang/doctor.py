@@ -14,7 +14,6 @@ from rich.markup import escape
 from hybridspec.adapters.sglang import compat
 from hybridspec.gate import store
 from hybridspec.gate.errors import GateError
-from hybridspec.gate.tokens import TokenTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def _gate(folder: Path | None) -> Iterator[Finding]:
         yield Finding("gate", True, "none given; HYBRID decides by measured acceptance")
         return
     try:
-        gate = store.load_gate(folder, table=TokenTable.from_strings([]))
+        gate = store.load_gate(folder)
     except GateError as error:
         yield Finding("gate", False, str(error))
         return

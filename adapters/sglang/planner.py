@@ -82,8 +82,6 @@ class StepPlanner:
         settings: HybridConfig,
         *,
         model_steps: int,
-        tokenizer: Any,
-        vocab_size: int,
         device: str,
         times_steps: bool,
         registry: CollectorRegistry = REGISTRY,
@@ -93,13 +91,10 @@ class StepPlanner:
         Args:
             settings: checked at start-up (see ``validate.py``).
             model_steps: EAGLE3's draft steps.
-            tokenizer: the target's, or None where SGLang runs without one.
-            vocab_size: of the target.
             device: ``cpu`` or a CUDA device; picks the step-time profile to start from.
             times_steps: whether wall times of steps are true and may change decisions.
             registry: where the counters are kept.
         """
-        self._depth = settings.widths[-1] - 1
         self._model_steps = model_steps
         self._times_steps = times_steps
         self._fault_every = settings.fault_every
@@ -110,7 +105,9 @@ class StepPlanner:
             min_token_prob=settings.suffix_min_prob,
         )
         self._requests = FollowedRequests(SLOTS, self._cache.discard)
-        self._predictor = Predictor(settings.gate, self._depth, SLOTS, tokenizer, vocab_size)
+        widest = settings.widths[-1] - 1
+        self._predictor = Predictor(settings.gate, widest, SLOTS)
+        self._depth = max(widest, self._predictor.depth)
         self._acceptance = ModelAcceptance(SLOTS, model_steps)
         self._cost = _step_times(settings.profile, device)
         self._policy = make_policy(
@@ -246,7 +243,7 @@ class StepPlanner:
             row.cached = True
 
     def _draft(self, rows: list[Followed]) -> list[Draft]:
-        return [self._cache.draft(row.request.rid, self._depth) for row in rows]
+        return [self._cache.draft(row.request.rid, self._predictor.depth) for row in rows]
 
     def _observe(
         self, rows: list[Followed], slots: NDArray[np.int64], drafts: list[Draft] | None

@@ -6,19 +6,14 @@ Holds the rolling history of each request slot, which only finished steps enter.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridspec.gate.acceptance import CacheAcceptance
-from hybridspec.gate.errors import GateError
-from hybridspec.gate.features import TOKEN_FEATURES
 from hybridspec.gate.history import RequestHistory
-from hybridspec.gate.manifest import Manifest
 from hybridspec.gate.observations import Observations
-from hybridspec.gate.store import Gate, load_gate
-from hybridspec.gate.tokens import TokenTable
+from hybridspec.gate.store import load_gate
 
 MOST_ROWS = 4096
 """Rows that the gate's buffers hold: more requests than SGLang runs at once."""
@@ -27,19 +22,21 @@ MOST_ROWS = 4096
 class Predictor:
     """Survival of cache drafts. Not thread-safe."""
 
-    def __init__(
-        self, gate: str | None, depth: int, slots: int, tokenizer: Any, vocab_size: int
-    ) -> None:
+    def __init__(self, gate: str | None, depth: int, slots: int) -> None:
         """Load the gate at folder ``gate``, if given.
 
+        ``depth`` is the longest draft to ask for where there is no gate. Afterwards the attribute
+        of that name says how long drafts must be asked for.
+
         Raises:
-            GateError: the gate cannot be used, or needs a tokenizer that is not there.
+            GateError: the gate cannot be used.
         """
-        self._table = CacheAcceptance(depth)
-        self._depth = depth
+        self._gate = load_gate(Path(gate), max_rows=MOST_ROWS) if gate else None
+        # A gate has learned from drafts of its own length; the policy cuts them to the width.
+        self.depth = self._gate.k if self._gate else depth
+        self._table = CacheAcceptance(self.depth)
         self._history = RequestHistory(slots)
         self.capacity = slots
-        self._gate = _load(Path(gate), tokenizer, vocab_size) if gate else None
         self.name = self._gate.manifest.sha256[:12] if self._gate else "none"
 
     def history(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -58,7 +55,7 @@ class Predictor:
     def survival(self, observations: Observations) -> NDArray[np.float32]:
         """P(at least k+1 draft tokens are accepted): float32 ``[rows, K]``, 0 without a draft."""
         drafted = np.flatnonzero(observations.length)
-        result = np.zeros((observations.rows, self._depth), np.float32)
+        result = np.zeros((observations.rows, self.depth), np.float32)
         if not len(drafted):
             return result
         rows = observations.take(drafted)
@@ -66,8 +63,7 @@ class Predictor:
             values = self._table.survival(rows.match_length, rows.probs)
         else:
             values = self._gate.judge(rows).survival
-        kept = min(self._depth, values.shape[1])
-        result[drafted, :kept] = values[:, :kept]
+        result[drafted] = values
         return result
 
     def learn(
@@ -107,15 +103,3 @@ class Predictor:
             matched[drafted],
             count[drafted],
         )
-
-
-def _load(folder: Path, tokenizer: Any, vocab_size: int) -> Gate:
-    table = None
-    if any(name in TOKEN_FEATURES for name in Manifest.read(folder).features):
-        if tokenizer is None:
-            raise GateError(
-                f"gate: {folder} reads token features, so the server needs its tokenizer: drop "
-                "--skip-tokenizer-init or use another gate"
-            )
-        table = TokenTable.from_decoder(lambda token: str(tokenizer.decode([token])), vocab_size)
-    return load_gate(folder, table=table, max_rows=MOST_ROWS)

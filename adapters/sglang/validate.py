@@ -13,7 +13,6 @@ from hybridspec.adapters import eagle3_head
 from hybridspec.adapters.sglang import compat, config
 from hybridspec.gate import store
 from hybridspec.gate.errors import GateError
-from hybridspec.gate.tokens import TokenTable
 
 # SGLang gates these by algorithm name or we have not made them work: refused rather than wrong.
 _REFUSED_FLAGS: dict[str, str] = {
@@ -51,8 +50,7 @@ def _problems(args: Any) -> Iterator[str]:
     yield from head_problems(args.speculative_draft_model_path, args.model_path)
     if settings.gate is not None:
         try:
-            # Token flags change a prediction, not whether the gate loads: an empty table will do.
-            store.load_gate(Path(settings.gate), table=TokenTable.from_strings([]))
+            store.load_gate(Path(settings.gate))
         except GateError as error:
             yield str(error)
 

@@ -38,8 +38,6 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
         self._planner = StepPlanner(
             config.current(),
             model_steps=self._steps,
-            tokenizer=target_worker.tokenizer,
-            vocab_size=target_worker.model_config.vocab_size,
             device=str(self.device),
             # A step's wall time is its true time only where it runs synchronously, and ranks that
             # measure apart would decide apart.
