@@ -9,7 +9,7 @@ This module does not train anything.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -63,7 +63,7 @@ def plan_prompts(count: int, seed: int) -> list[Planned]:
     functions, passages = stdlib_functions(), stdlib_passages() + debian_passages()
     pools = []
     for items in (functions, passages):
-        random.shuffle(items)  # type: ignore[arg-type]
+        random.shuffle(items)
         cut = int(len(items) * HELD_OUT_SHARE) + 1
         pools.append((items[cut:], items[:cut]))
     makers: dict[str, Callable[[bool], str]] = {
@@ -157,7 +157,7 @@ def build_corpus(
             temperature=entry.temperature,
         )
 
-    def jobs():  # type: ignore[no-untyped-def]
+    def jobs() -> Iterator[Job]:
         waiting = [p for p in plan.values() if p.index not in writer.known]
         for first in range(0, len(waiting), GROUP):
             group = [

@@ -9,6 +9,7 @@ This module knows nothing of drafts, SGLang or training: it never needs a gradie
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+# (layer, q, k, v), each [rows, heads, length, dim], to the mixed values, shaped as q.
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 # Slots that share one attention span: small enough that a long neighbour costs little.
 _SPAN_GROUP = 16
 
@@ -135,7 +138,7 @@ class LlamaTarget:
             Final normed hidden states ``[rows, length, hidden]`` and the tapped states
             ``[rows, length, len(taps) * hidden]``.
         """
-        rows, length = ids.shape
+        length = ids.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -144,7 +147,7 @@ class LlamaTarget:
                 cache.values[layer, slots, :, :length] = v
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
-        return self._run(ids, rows, length, cos, sin, attend)
+        return self._run(ids, cos, sin, attend)
 
     @torch.inference_mode()
     def decode(self, ids: Tensor, positions: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
@@ -188,14 +191,15 @@ class LlamaTarget:
             ]
             return torch.cat(done).reshape(rows, shape.heads, 1, shape.head_dim)
 
-        return self._run(ids[:, None], rows, 1, cos, sin, attend)
+        return self._run(ids[:, None], cos, sin, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Output scores ``[..., vocab]`` of final normed hidden states."""
         return F.linear(hidden, self.head)
 
-    def _run(self, ids, rows, length, cos, sin, attend):  # type: ignore[no-untyped-def]
-        shape, x = self.shape, F.embedding(ids, self.embed)
+    def _run(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        (rows, length), shape = ids.shape, self.shape
+        x = F.embedding(ids, self.embed)
         kept: list[Tensor] = []
         heads = [shape.heads, shape.kv_heads, shape.kv_heads]
         for index, layer in enumerate(self.layers):
@@ -203,7 +207,7 @@ class LlamaTarget:
                 kept.append(x)
             y = F.linear(rms_norm(x, layer.attention_norm, shape.norm_eps), layer.qkv)
             y = y.view(rows, length, sum(heads), shape.head_dim).transpose(1, 2)
-            q, k, v = y.split(heads, 1)
+            q, k, v = torch.split(y, heads, 1)
             out = attend(index, rotate(q, cos, sin), rotate(k, cos, sin), v)
             x = x + F.linear(out.transpose(1, 2).reshape(rows, length, -1), layer.out)
             y = F.linear(rms_norm(x, layer.mlp_norm, shape.norm_eps), layer.gate_up)

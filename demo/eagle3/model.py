@@ -226,7 +226,7 @@ def start_from_target(head: Eagle3Head, target: LlamaTarget, draft_ids: Tensor, 
     with torch.no_grad():
         head.fc.weight.copy_(noise(*head.fc.weight.shape) * 0.25)
         head.fc.weight[:, -hidden:] += torch.eye(hidden)
-        q, k, v = last.qkv.float().split([last.qkv.shape[0] - 2 * kv, kv, kv])
+        q, k, v = torch.split(last.qkv.float(), [last.qkv.shape[0] - 2 * kv, kv, kv])
         for project, weight in zip("qkv", (q, k, v), strict=True):
             own = getattr(layer.self_attn, f"{project}_proj").weight
             own.copy_(torch.cat([noise(weight.shape[0], hidden), weight], -1))

@@ -31,7 +31,8 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     for _ in range(_ROUNDS):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.T if tall else x
+    back: Tensor = x.T if tall else x
+    return back
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -81,7 +82,8 @@ class MuonAdamW(torch.optim.Optimizer):
         state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
         ahead = parameter.grad.lerp(state["momentum"], group["momentum"])
         scale = _MATCH_ADAM * max(parameter.shape) ** 0.5
-        return orthogonalised(ahead) * scale
+        update: Tensor = orthogonalised(ahead) * scale
+        return update
 
     def _adam(self, parameter: Tensor, group: dict[str, tuple[float, float]]) -> Tensor:
         assert parameter.grad is not None
@@ -93,4 +95,5 @@ class MuonAdamW(torch.optim.Optimizer):
         state["square"].lerp_(parameter.grad.square(), 1 - second)
         mean = state["mean"] / (1 - first**count)  # type: ignore[operator]
         square = state["square"] / (1 - second**count)  # type: ignore[operator]
-        return mean / (square.sqrt() + 1e-8)
+        update: Tensor = mean / (square.sqrt() + 1e-8)
+        return update

@@ -181,7 +181,7 @@ class Trainer:
         batch = pack(self.reader, group, len(self.head.taps), steps, self.device)
         loss, hits, rows = self._loss(batch, steps)
         self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
         self.optimiser.step()
         self.progress["updates"] += 1

@@ -174,7 +174,8 @@ def _chain_by_hand(head: Eagle3Head, embed: Tensor, batch: Packed, row: int, ste
         v = torch.stack(values).repeat_interleave(group, 1)
         weights = torch.softmax(torch.einsum("hd,nhd->hn", q, k) * head.shape.head_dim**-0.5, -1)
         hidden = hidden + layer.self_attn.o_proj(torch.einsum("hn,nhd->hd", weights, v).flatten())
-        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        result: Tensor = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        return result
 
     outputs = []
     for position in range(row + 1):
