@@ -132,6 +132,24 @@ def demo_train_head(
     )
 
 
+@demo_app.command("train-gate")
+def demo_train_gate(
+    out: Annotated[Path | None, typer.Option(help="Gate folder; demo/gate by default.")] = None,
+    work: Annotated[Path, typer.Option(help="Where traces are kept.")] = Path("build/gate"),
+) -> None:
+    """Train the demo's gate from what the embedded target says (about 15 minutes)."""
+    _need(("torch", "train"), *_SERVING)
+    from hybridspec.demo.train_gate import train_demo_gate
+    from hybridspec.gate.errors import GateError
+    from hybridspec.loadtest.client import RequestFailed
+    from hybridspec.loadtest.server import ServerFailed
+
+    try:
+        train_demo_gate(out, work, say=typer.echo)
+    except (GateError, ServerFailed, RequestFailed) as error:
+        _leave(str(error))
+
+
 @traces_app.command("collect")
 def traces_collect(
     url: Annotated[str, typer.Option(help="Address of a running server.")],
