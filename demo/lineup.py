@@ -36,22 +36,20 @@ class Algorithm:
         args: its arguments of ``sglang.launch_server``.
         head: whether it loads the EAGLE3 head.
         gate: whether it loads the gate.
-        title: what it is, for the table.
     """
 
     args: tuple[str, ...]
     head: bool
     gate: bool
-    title: str
 
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "plain": Algorithm((), False, False, "plain decoding"),
-    "ngram": Algorithm(_NGRAM, False, False, "SGLang's NGRAM"),
-    "eagle3": Algorithm((*_EAGLE3, *_EAGLE3_CHAIN), True, False, "SGLang's EAGLE3"),
-    "cache": Algorithm((*_HYBRID, "cache"), True, False, "suffix cache alone"),
-    "threshold": Algorithm((*_HYBRID, "threshold"), True, True, "HYBRID, the paper's rule"),
-    "hybrid": Algorithm((*_HYBRID, "goodput"), True, True, "HYBRID"),
+    "plain": Algorithm((), False, False),
+    "ngram": Algorithm(_NGRAM, False, False),
+    "eagle3": Algorithm((*_EAGLE3, *_EAGLE3_CHAIN), True, False),
+    "cache": Algorithm((*_HYBRID, "cache"), True, False),
+    "threshold": Algorithm((*_HYBRID, "threshold"), True, True),
+    "hybrid": Algorithm((*_HYBRID, "goodput"), True, True),
 }
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from rich.table import Table
 
-from hybridspec.demo.lineup import ALGORITHMS
 from hybridspec.demo.measure import Block
 
 
@@ -86,17 +85,17 @@ def table(results: dict[str, Any]) -> Table:
     workloads: dict[str, dict[str, dict[str, Any]]] = results["workloads"]
     settings = results["settings"]
     view = Table(
-        title=f"tokens/s, speed-up against plain, accepted draft tokens per step "
-        f"({settings['dtype']}, {settings['streams']} stream(s), "
-        f"median of {settings['rounds']} round(s))"
+        title=f"{settings['dtype']}, {settings['streams']} at a time, "
+        f"median of {settings['rounds']}",
+        caption="tokens/s, speed-up against plain, accepted draft tokens per step",
     )
-    view.add_column("algorithm")
+    view.add_column("algorithm", no_wrap=True)
     for workload in workloads:
-        view.add_column(workload, justify="right")
+        view.add_column(workload, justify="right", no_wrap=True)
     for name in settings["algorithms"]:
         cells = (_text(each[name], name) for each in workloads.values())
         style = "bold" if name == "hybrid" else ""
-        view.add_row(f"{name} ({ALGORITHMS[name].title})", *cells, style=style)
+        view.add_row(name, *cells, style=style)
     return view
 
 

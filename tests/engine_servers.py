@@ -25,7 +25,7 @@ CONFIGURATIONS: dict[str, Algorithm] = {
     **{name: ALGORITHMS[name] for name in ("plain", "ngram", "eagle3")},
     **{
         policy: Algorithm(
-            ("--speculative-algorithm", "HYBRID", "--hybrid-policy", policy), True, True, policy
+            ("--speculative-algorithm", "HYBRID", "--hybrid-policy", policy), True, True
         )
         for policy in POLICIES
     },
