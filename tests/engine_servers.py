@@ -29,7 +29,7 @@ CONFIGURATIONS: dict[str, Algorithm] = {
         )
         for policy in POLICIES
     },
-    "gateless": Algorithm(("--speculative-algorithm", "HYBRID"), True, False, "no gate"),
+    "gateless": Algorithm(("--speculative-algorithm", "HYBRID"), True, False),
 }
 
 
