@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from time import sleep
 
 import pytest
+
 from engine_metrics import Counters
 from engine_servers import EngineServers, generate
-
 from hybridspec.loadtest.client import Client
 
 pytestmark = pytest.mark.engine

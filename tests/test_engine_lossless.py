@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from engine_servers import POLICIES, EngineServers, generate
 
 pytestmark = pytest.mark.engine

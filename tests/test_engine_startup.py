@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from engine_refusals import REFUSALS, SGLANG, Maker, Outcome, start
 
+from engine_refusals import REFUSALS, SGLANG, Maker, Outcome, start
 from hybridspec.demo.lineup import Assets
 from hybridspec.demo.target import ensure_target
 
