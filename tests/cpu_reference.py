@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ def links(trees: list[Tree]) -> tuple[Tensor, Tensor, Tensor]:
             children = tree.children(node)
             if children:
                 child[row, node] = children[0]
-            for one, following in zip(children, children[1:], strict=False):
+            for one, following in itertools.pairwise(children):
                 sibling[row, one] = following
     return index, child, sibling
 

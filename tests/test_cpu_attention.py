@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 
-import cpu_reference as ref
 import numpy as np
 import pytest
 import torch
-from hybridspec.adapters.sglang.cpu import attention
 from torch import Tensor
 
-POOL, KV_HEADS, GROUP, DIM = 400, 3, 3, 16
+import cpu_reference as ref
+from hybridspec.adapters.sglang.cpu import attention, plan
+
+POOL, KV_HEADS, GROUP, DIM = 1500, 3, 3, 16
 SCALE = 0.25
 
 
@@ -40,7 +41,7 @@ def _table(rng: random.Random, lens: list[int], layout: str) -> np.ndarray:
 
 
 def _check(
-    plan: attention.Plan,
+    planned: plan.Plan,
     table: np.ndarray,
     lens: list[int],
     queries: list[int],
@@ -51,7 +52,7 @@ def _check(
     # A column slice of a wider matrix, as SGLang's fused projection gives.
     wide = torch.randn(sum(queries), 2 * KV_HEADS * GROUP * DIM, generator=_seeded()).to(dtype)
     query = wide[:, : KV_HEADS * GROUP * DIM].view(-1, KV_HEADS * GROUP, DIM)
-    got = attention.attend(plan, query, keys, values, SCALE, attention.Workspace())
+    got = attention.attend(planned, query, keys, values, SCALE, attention.Workspace())
     assert got.shape == (sum(queries), KV_HEADS * GROUP * DIM)
     start = 0
     for row, (length, count) in enumerate(zip(lens, queries, strict=True)):
@@ -63,6 +64,10 @@ def _check(
             got[start : start + count].double(), want, atol=tolerance, rtol=tolerance
         )
         start += count
+
+
+def _shape(dtype: torch.dtype) -> plan.Shape:
+    return plan.Shape(GROUP, dtype, POOL)
 
 
 def _seeded() -> torch.Generator:
@@ -82,9 +87,9 @@ LENGTHS = [[5], [40], [33, 33], [9, 40, 12], [30, 31, 29, 8, 34, 10, 33, 32]]
 def test_decode_and_chain_verify(lens: list[int], width: int, layout: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         table = _table(random.Random(len(lens)), lens, layout)
-        plan = attention.plan_uniform(table, np.array(lens), width, GROUP, dtype)
+        planned = plan.plan_uniform(table, np.array(lens), width, _shape(dtype))
         sees = [_causal(length, width) for length in lens]
-        _check(plan, table, lens, [width] * len(lens), sees, dtype)
+        _check(planned, table, lens, [width] * len(lens), sees, dtype)
 
 
 @pytest.mark.parametrize("lens", LENGTHS)
@@ -94,13 +99,13 @@ def test_tree_verify(lens: list[int], layout: str) -> None:
     width = 5
     trees = ref.mask([ref.random_tree(rng, width, 99) for _ in lens])
     table = _table(rng, lens, layout)
-    plan = attention.plan_uniform(table, np.array(lens), width, GROUP, torch.float32, trees.numpy())
+    planned = plan.plan_uniform(table, np.array(lens), width, _shape(torch.float32), trees.numpy())
     sees = []
     for row, length in enumerate(lens):
         whole = torch.ones(width, length, dtype=torch.bool)
         whole[:, length - width :] = trees[row]
         sees.append(whole)
-    _check(plan, table, lens, [width] * len(lens), sees, torch.float32)
+    _check(planned, table, lens, [width] * len(lens), sees, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -116,11 +121,11 @@ def test_extend_with_and_without_prefix(
     block: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attention, "BLOCK", block)
+    monkeypatch.setattr(plan, "BLOCK", block)
     table = _table(random.Random(2), lens, layout)
-    plan = attention.plan_ragged(table, np.array(lens), np.array(queries), GROUP, torch.float32)
+    planned = plan.plan_ragged(table, np.array(lens), np.array(queries), _shape(torch.float32))
     sees = [_causal(n, q) for n, q in zip(lens, queries, strict=True)]
-    _check(plan, table, lens, queries, sees, torch.float32)
+    _check(planned, table, lens, queries, sees, torch.float32)
 
 
 def test_empty_batches() -> None:
@@ -128,11 +133,11 @@ def test_empty_batches() -> None:
     table = np.zeros((0, 0), dtype=np.int32)
     keys, values = _pools(torch.float32)
     query = torch.zeros(0, KV_HEADS * GROUP, DIM)
-    for plan in (
-        attention.plan_uniform(table, nothing, 1, GROUP, torch.float32),
-        attention.plan_ragged(table, nothing, nothing, GROUP, torch.float32),
+    for planned in (
+        plan.plan_uniform(table, nothing, 1, _shape(torch.float32)),
+        plan.plan_ragged(table, nothing, nothing, _shape(torch.float32)),
     ):
-        out = attention.attend(plan, query, keys, values, SCALE, attention.Workspace())
+        out = attention.attend(planned, query, keys, values, SCALE, attention.Workspace())
         assert out.shape == (0, KV_HEADS * GROUP * DIM)
 
 
@@ -148,11 +153,54 @@ def test_a_workspace_serves_growing_and_shrinking_batches() -> None:
 
 def test_runs_are_recognised() -> None:
     table = np.array([[4, 5, 6, 0], [4, 5, 7, 8], [9, 3, 3, 3]])
-    assert attention.contiguous_rows(table, np.array([3, 4, 1])).tolist() == [True, False, True]
+    assert plan.contiguous_rows(table, np.array([3, 4, 1])).tolist() == [True, False, True]
 
 
 def test_similar_lengths_share_a_call_and_very_different_ones_do_not() -> None:
-    lens = np.array([100, 10, 98, 101, 11])
-    table = np.tile(np.arange(101, dtype=np.int32), (5, 1))
-    plan = attention.plan_uniform(table, lens, 1, GROUP, torch.float32)
-    assert [(part.rows, part.keys) for part in plan.parts] == [(3, 101), (2, 11)]
+    lens = np.array([1100, 10, 1025, 11])
+    table = np.tile(np.arange(1300, dtype=np.int32), (4, 1))
+    planned = plan.plan_uniform(table, lens, 1, _shape(torch.bfloat16))
+    assert [(part.rows, part.keys) for part in planned.parts] == [(2, 1536), (2, 512)]
+
+
+def _alone_and_together(dtype: torch.dtype, seed: int) -> None:
+    """Compare one query's result when decoded alone with the same in larger calls."""
+    rng = random.Random(seed)
+    keys, values = _pools(dtype)
+    query = torch.randn(POOL, KV_HEADS * GROUP, DIM, generator=_seeded()).to(dtype)
+    table = np.arange(100, 1300, dtype=np.int32)[None]
+    workspace = attention.Workspace()
+
+    def attend(lens: list[int], width: int) -> Tensor:
+        tables = np.concatenate([table] * len(lens))
+        planned = plan.plan_uniform(tables, np.array(lens), width, _shape(dtype))
+        rows = torch.cat([query[length - width : length] for length in lens])
+        out = attention.attend(planned, rows, keys, values, SCALE, workspace)
+        return out.view(len(lens), width, -1)
+
+    for length in (1, 63, 64, 65, 511, 512, 513, rng.randrange(2, 900)):
+        alone = attend([length], 1)[0, 0]
+        others = [rng.randrange(1, 1100) for _ in range(rng.randrange(1, 7))]
+        assert torch.equal(attend([length, *others], 1)[0, 0], alone)
+        for width in (2, 3, 4, 8, 16, 32):
+            place = rng.randrange(width)
+            last = max(length + width - 1 - place, width)
+            place = length - 1 - (last - width)
+            assert torch.equal(attend([last], width)[0, place], alone)
+            longer = [max(width, other) for other in others]
+            assert torch.equal(attend([*longer, last], width)[-1, place], alone)
+        planned = plan.plan_ragged(table, np.array([1000]), np.array([1000]), _shape(dtype))
+        prefill = attention.attend(planned, query[:1000], keys, values, SCALE, workspace)
+        assert torch.equal(prefill[length - 1], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_result_does_not_depend_on_its_company(dtype: torch.dtype, threads: int) -> None:
+    """To the last bit: what makes greedy speculation lossless in bf16 too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        _alone_and_together(dtype, threads)
+    finally:
+        torch.set_num_threads(before)

@@ -6,8 +6,9 @@ import random
 
 import pytest
 import torch
-from hybridspec.adapters.sglang.cpu import kv_slots
 from torch import Tensor
+
+from hybridspec.adapters.sglang.cpu import kv_slots
 
 POOL = 64
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
-import cpu_reference as ref
 import pytest
 import torch
-from hybridspec.adapters.sglang.cpu import sampling, verify
 from torch import Tensor
+
+import cpu_reference as ref
+from hybridspec.adapters.sglang.cpu import sampling, verify
 
 VOCABULARY = 6
 
@@ -120,7 +122,7 @@ def test_sampled_path_is_consistent() -> None:
     for row, tree in enumerate(trees):
         nodes = [n - row * 12 for n in path[row].tolist() if n >= 0]
         assert len(nodes) == int(lengths[row]) + 1
-        for above, below in zip(nodes, nodes[1:], strict=False):
+        for above, below in itertools.pairwise(nodes):
             assert tree.parents[below] == above
             assert int(predicts[row, above]) == tree.tokens[below]
         bonus = int(predicts[row, nodes[-1]])

@@ -1,9 +1,9 @@
 """The portable CPU runtime: lets the stock ``sglang`` wheel serve where there is no GPU.
 
-The wheel is a CUDA build: its ``sgl_kernel`` cannot load without a GPU, and SGLang's CPU engine asks
-that module for a dozen small kernels and for an attention backend made for Intel AMX. This package
-supplies both in plain PyTorch, through SGLang's plugin interface where it has one. It is inactive on
-any machine where SGLang's own kernels load. Importing it is cheap and touches nothing;
+The wheel is a CUDA build: its ``sgl_kernel`` cannot load without a GPU, and SGLang's CPU engine
+asks that module for a dozen small kernels and for an attention backend made for Intel AMX. This
+package supplies both in plain PyTorch, through SGLang's plugin interface where it has one. It is
+inactive on any machine where SGLang's own kernels load. Importing it is cheap and touches nothing;
 :func:`install` does the work.
 """
 
@@ -60,11 +60,12 @@ def install() -> None:
             del sys.modules[name]
         importlib.import_module("sgl_kernel")
 
-    from hybridspec.adapters.sglang.cpu import hooks
+    from hybridspec.adapters.sglang.cpu import hooks, layers
 
     hooks.use_cpu_engine()
     hooks.register_backend()
     hooks.register_sampled_verification()
+    layers.register()
 
 
 def describe() -> list[str]:
@@ -75,4 +76,5 @@ def describe() -> list[str]:
         *(f"sgl_kernel.{name}" for name in module.__all__),
         "attention backend: portable (decode, extend, verify, draft)",
         "sampled verification on the CPU",
+        "linear layers and language-model head: weights packed for oneDNN",
     ]

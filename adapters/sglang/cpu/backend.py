@@ -2,9 +2,9 @@
 
 The plan of a forward depends only on that batch: the number of draft tokens of a verify step is
 read from its ``spec_info``, so steps of different widths may follow each other. Multi-head and
-grouped-query attention with a plain KV pool; it refuses what it cannot do (latent attention, sliding
-windows, sinks, soft caps, cross and bidirectional attention) by name instead of computing something
-else.
+grouped-query attention with a plain KV pool; it refuses what it cannot do (latent attention,
+sliding windows, sinks, soft caps, cross and bidirectional attention) by name instead of computing
+something else.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
-from hybridspec.adapters.sglang.cpu.attention import (
+from hybridspec.adapters.sglang.cpu.attention import Workspace, attend
+from hybridspec.adapters.sglang.cpu.plan import (
+    Bools,
+    Ints,
     Plan,
-    Workspace,
-    attend,
+    Shape,
     plan_ragged,
     plan_uniform,
 )
@@ -30,7 +32,7 @@ from hybridspec.adapters.sglang.cpu.attention import (
 NAME = "portable"
 
 
-class PortableAttnBackend(AttentionBackend):
+class PortableAttnBackend(AttentionBackend):  # type: ignore[misc]
     """Attention for one model runner.
 
     Raises:
@@ -49,8 +51,9 @@ class PortableAttnBackend(AttentionBackend):
         config = model_runner.model_config
         tp_size = get_parallel().attn_tp_size
         heads = config.num_attention_heads // tp_size
-        self.group = heads // config.get_num_kv_heads(tp_size)
-        self.dtype = model_runner.dtype
+        pool = self.token_to_kv_pool.get_key_buffer(self.token_to_kv_pool.start_layer)
+        group = heads // config.get_num_kv_heads(tp_size)
+        self.shape = Shape(group, model_runner.dtype, pool.shape[0])
         self.workspace = Workspace()
         self.plan: Plan | None = None
         self._checked: set[int] = set()
@@ -80,21 +83,22 @@ class PortableAttnBackend(AttentionBackend):
                 self.plan = self._uniform(forward_batch, lens, width)
             else:
                 table = self._table(forward_batch, lens)
-                self.plan = plan_ragged(table, lens, queries, self.group, self.dtype)
+                self.plan = plan_ragged(table, lens, queries, self.shape)
 
-    def _table(self, forward_batch: ForwardBatch, lens: np.ndarray) -> np.ndarray:
+    def _table(self, forward_batch: ForwardBatch, lens: Ints) -> Ints:
         rows = forward_batch.req_pool_indices.numpy()
-        return self.req_to_token.numpy()[rows, : int(lens.max(initial=0))]
+        table: Ints = self.req_to_token.numpy()[rows, : int(lens.max(initial=0))]
+        return table
 
     def _uniform(
         self,
         forward_batch: ForwardBatch,
-        lens: np.ndarray,
+        lens: Ints,
         width: int,
-        tree: np.ndarray | None = None,
+        tree: Bools | None = None,
     ) -> Plan:
         table = self._table(forward_batch, lens)
-        return plan_uniform(table, lens, width, self.group, self.dtype, tree)
+        return plan_uniform(table, lens, width, self.shape, tree)
 
     def forward_decode(
         self,
@@ -179,7 +183,7 @@ class PortableMultiStepDraftBackend:
         for place, (row, length) in enumerate(zip(rows.tolist(), lens.tolist(), strict=True)):
             own = length + branches[:, None] + np.arange(steps)
             table[place, :, length : length + steps] = pool[row, np.minimum(own, pool.shape[1] - 1)]
-        table = table.reshape(len(lens) * topk, -1)
+        flat = table.reshape(len(lens) * topk, -1)
         prefix = np.repeat(lens, topk)
         for step, backend in enumerate(self.attn_backends):
-            backend.plan = plan_uniform(table, prefix + step + 1, 1, backend.group, backend.dtype)
+            backend.plan = plan_uniform(flat, prefix + step + 1, 1, backend.shape)

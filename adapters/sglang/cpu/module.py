@@ -7,6 +7,8 @@ them on other devices only.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from hybridspec.adapters.sglang.cpu.kv_slots import (
@@ -45,7 +47,8 @@ __all__ = [
     "verify_tree_greedy_cpu",
 ]
 
-_LIBRARY: torch.library.Library | None = None
+# The operators live as long as this object.
+_LIBRARY: Any = None
 
 
 def register_ops() -> None:
@@ -53,6 +56,7 @@ def register_ops() -> None:
     global _LIBRARY
     if _LIBRARY is not None:
         return
-    _LIBRARY = torch.library.Library("sgl_kernel", "FRAGMENT")
-    _LIBRARY.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor cols) -> Tensor")
-    _LIBRARY.impl("murmur_hash32_cpu", murmur_hash32_cpu, "CPU")
+    library: Any = torch.library.Library("sgl_kernel", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor cols) -> Tensor")
+    library.impl("murmur_hash32_cpu", murmur_hash32_cpu, "CPU")
+    _LIBRARY = library

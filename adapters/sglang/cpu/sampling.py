@@ -18,7 +18,7 @@ from torch import Tensor
 _MASK32 = np.uint64(0xFFFFFFFF)
 
 
-# Nearly always enough tokens to hold a top-p mass; sorting the whole vocabulary costs about 10x more.
+# Nearly always enough tokens to hold a top-p mass; sorting the whole vocabulary costs 10x more.
 _TOP_P_TRY = 512
 
 
@@ -97,10 +97,11 @@ def tree_speculative_sampling_target_only(
 
     Shapes: as :func:`.verify.verify_tree_greedy_cpu`; ``uniform_samples`` float ``[bs, n]``, the
     coin spent at a node; ``uniform_samples_for_final_sampling`` float ``[bs]``; ``target_probs``
-    float ``[bs, n, vocab]``, each row with a positive sum (need not be one). ``draft_probs`` and ``deterministic`` are accepted for the sake of the
-    signature and unused. Thresholds below 1 accept more than the target would (SGLang's
-    ``--speculative-accept-threshold-*``): a child is also taken if its probability reaches
-    ``threshold_single`` or the coin falls below its cumulative share divided by ``threshold_acc``.
+    float ``[bs, n, vocab]``, each row with a positive sum (need not be one). ``draft_probs`` and
+    ``deterministic`` are accepted for the sake of the signature and unused. Thresholds below 1
+    accept more than the target would (SGLang's ``--speculative-accept-threshold-*``): a child is
+    also taken if its probability reaches ``threshold_single`` or the coin falls below its
+    cumulative share divided by ``threshold_acc``.
     """
     tokens, index = candidates.numpy(), retrive_index.numpy()
     child, sibling = retrive_next_token.numpy(), retrive_next_sibling.numpy()
