@@ -145,17 +145,8 @@ def build_corpus(
 
     def done(answer: Answer) -> None:
         nonlocal made
-        entry = plan[answer.job.index]
         made += len(answer.tokens) - len(answer.job.prompt)
-        writer.add(
-            answer.tokens,
-            answer.states,
-            index=entry.index,
-            kind=entry.kind,
-            held_out=entry.held_out,
-            prompt=len(answer.job.prompt),
-            temperature=entry.temperature,
-        )
+        _store(writer, answer, plan[answer.job.index])
 
     def jobs() -> Iterator[Job]:
         waiting = [p for p in plan.values() if p.index not in writer.known]
@@ -177,3 +168,15 @@ def build_corpus(
     generator.run(jobs(), done)
     writer.close()
     progress(f"corpus: done, {made} new answer tokens in {time.monotonic() - started:.0f} s")
+
+
+def _store(writer: CorpusWriter, answer: Answer, entry: Planned) -> None:
+    writer.add(
+        answer.tokens,
+        answer.states,
+        index=entry.index,
+        kind=entry.kind,
+        held_out=entry.held_out,
+        prompt=len(answer.job.prompt),
+        temperature=entry.temperature,
+    )

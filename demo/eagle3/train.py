@@ -48,7 +48,7 @@ class TrainConfig:
 
     draft_vocab: int = 8192
     phases: tuple[tuple[float, int], ...] = ((0.55, 1), (0.7, 2), (1.0, 4))
-    tokens: int = 700_000
+    tokens: int = 2_000_000
     queries: int = 768
     lr: float = 2e-3
     warmup: int = 20
@@ -83,13 +83,13 @@ class Trainer:
         self.reader = CorpusReader(corpus, lambda s: not s.held_out)
         if not self.reader.sequences:
             raise ValueError(f"{corpus} holds no training sequence yet")
+        vocab = target.shape.vocab
         if saved is None:
-            self.draft_ids, self.coverage = choose_draft_vocab(
-                self.reader, target.shape.vocab, config.draft_vocab
-            )
+            chosen = choose_draft_vocab(self.reader, vocab, config.draft_vocab)
         else:
-            self.draft_ids, self.coverage = saved["draft_ids"], saved["coverage"]
-        self.to_draft = torch.full((target.shape.vocab,), -1, dtype=torch.int64)
+            chosen = saved["draft_ids"], saved["coverage"]
+        self.draft_ids, self.coverage = chosen
+        self.to_draft = torch.full((vocab,), -1, dtype=torch.int64)
         self.to_draft[self.draft_ids] = torch.arange(len(self.draft_ids))
         self.to_draft = self.to_draft.to(self.device)
         self.output_rows = target.head[self.draft_ids].bfloat16().to(self.device)

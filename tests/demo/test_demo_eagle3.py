@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hybridspec.adapters.eagle3_head import check_head
 from hybridspec.demo.eagle3.batches import choose_draft_vocab, pack, shuffled_groups
+from hybridspec.demo.eagle3.corpus import KINDS, plan_prompts
 from hybridspec.demo.eagle3.evaluate import _walk, evaluate_head
 from hybridspec.demo.eagle3.generate import Answer, Generator, Job
 from hybridspec.demo.eagle3.llama import LlamaShape, LlamaTarget
@@ -290,6 +291,8 @@ def test_learns_to_copy_and_writes_a_fitting_head(
     records: list[dict[str, float]] = []
     assert trainer.run(on_log=records.append)
     assert records[-1]["loss"] < records[0]["loss"]
+    log = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in log] == records
     held = CorpusReader(copying, lambda s: s.held_out)
     figures = evaluate_head(trainer.head, trainer.embed, trainer.draft_ids, held, steps=3)
     assert figures["chat"].accepted > 1.5
@@ -311,6 +314,7 @@ def test_learns_to_copy_and_writes_a_fitting_head(
     assert again["chat"].accepted == pytest.approx(figures["chat"].accepted, abs=0.1)
 
 
+@pytest.mark.slow
 def test_resume_gives_the_same_weights(tmp_path: Path, target: LlamaTarget, copying: Path) -> None:
     config = replace(SMALL, tokens=4000)
     whole = Trainer(target, copying, tmp_path / "whole", config)
@@ -326,10 +330,20 @@ def test_resume_gives_the_same_weights(tmp_path: Path, target: LlamaTarget, copy
     assert resumed.progress == whole.progress
     for name, tensor in whole.head.state_dict().items():
         assert torch.equal(tensor, resumed.head.state_dict()[name]), name
-    assert json.loads((tmp_path / "whole" / "log.jsonl").read_text().splitlines()[0])["tokens"] > 0
 
 
 def test_an_empty_corpus_is_refused(tmp_path: Path, target: LlamaTarget) -> None:
     CorpusWriter(tmp_path / "corpus", 128).close()
     with pytest.raises(ValueError, match="no training sequence"):
         Trainer(target, tmp_path / "corpus", tmp_path / "run", SMALL)
+
+
+@pytest.mark.slow
+def test_the_plan_is_fixed_and_keeps_held_out_prompts_apart() -> None:
+    plan = plan_prompts(400, 0)
+    assert plan == plan_prompts(400, 0)
+    assert {entry.kind for entry in plan} == set(KINDS)
+    assert len({entry.text for entry in plan}) == len(plan) == 400
+    held = [entry for entry in plan if entry.held_out]
+    assert 5 <= len(held) <= 45
+    assert all(entry.temperature == 0 for entry in held)
