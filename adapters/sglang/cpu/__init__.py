@@ -76,5 +76,6 @@ def describe() -> list[str]:
         *(f"sgl_kernel.{name}" for name in module.__all__),
         "attention backend: portable (decode, extend, verify, draft)",
         "sampled verification on the CPU",
+        "rotary embedding: angles looked up once a forward",
         "linear layers and language-model head: weights packed for oneDNN",
     ]

@@ -118,8 +118,8 @@ class PortableAttnBackend(AttentionBackend):  # type: ignore[misc]
         values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
         if save_kv_cache and k is not None and v is not None:
             loc = forward_batch.out_cache_loc
-            keys[loc] = k.view(-1, layer.tp_k_head_num, layer.qk_head_dim)
-            values[loc] = v.view(-1, layer.tp_v_head_num, layer.v_head_dim)
+            keys.index_copy_(0, loc, k.view(-1, layer.tp_k_head_num, layer.qk_head_dim))
+            values.index_copy_(0, loc, v.view(-1, layer.tp_v_head_num, layer.v_head_dim))
         query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
         return attend(self.plan, query, keys, values, layer.scaling, self.workspace)
 

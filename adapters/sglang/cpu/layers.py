@@ -1,7 +1,8 @@
-"""SGLang's unquantised linear layers and language-model head over packed weights.
+"""SGLang's linear layers, language-model head and rotary embedding over this package's kernels.
 
-Hooks only: the arithmetic is in :mod:`.linear`. Layers that are not covered (LoRA heads, quantised
-weights, fp32 heads, weights beyond the budget) run SGLang's own code.
+Hooks only: the arithmetic is in :mod:`.linear` and :mod:`.rotary`. What is not covered runs
+SGLang's own code: LoRA heads, quantised weights, fp32 heads, weights beyond the budget, partial or
+interleaved rotary embeddings.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import psutil
+from sglang.srt.model_executor import forward_context
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from torch import Tensor
 
-from hybridspec.adapters.sglang.cpu import linear
+from hybridspec.adapters.sglang.cpu import linear, rotary
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,7 @@ _MEMORY_SHARE = 0.25
 
 _METHOD = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod"
 _LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor"
+_ROTARY = "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding"
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 _UPDATES = (
     "update_weights_from_disk",
@@ -36,6 +39,7 @@ _UPDATES = (
 
 def register() -> None:
     """Register the hooks; SGLang applies them after all plugins have run."""
+    HookRegistry.register(f"{_ROTARY}.forward_native", _rotary, HookType.AROUND)
     if not linear.supported():
         return
     HookRegistry.register(f"{_METHOD}.process_weights_after_loading", _loaded, HookType.AFTER)
@@ -108,3 +112,33 @@ def _update(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
     finally:
         weights().clear()
+
+
+_angles = rotary.Angles()
+
+
+def _rotary(
+    original: Callable[..., tuple[Tensor, Tensor]],
+    rope: Any,
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    offsets: Tensor | None = None,
+    fused_set_kv_buffer_arg: Any = None,
+) -> tuple[Tensor, Tensor]:
+    common = (
+        rope.is_neox_style
+        and rope.rotary_dim == rope.head_size
+        and offsets is None
+        and fused_set_kv_buffer_arg is None
+        and query.dim() == key.dim() == 2
+        and positions.dim() == 1
+        and not hasattr(rope, "sin_cos_cache")
+    )
+    if not common:
+        return original(rope, positions, query, key, offsets, fused_set_kv_buffer_arg)
+    # SGLang makes a new context object for every forward.
+    forward = forward_context._current
+    return rotary.rotate(
+        query, key, *_angles.get(forward, rope.cos_sin_cache, positions, query.dtype)
+    )

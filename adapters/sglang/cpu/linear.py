@@ -11,6 +11,8 @@ keeps them within a byte budget. The module knows nothing of SGLang's layers.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -40,11 +42,18 @@ def product(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """
     count = rows.shape[0]
     if count < MIN_ROWS:
-        padded = rows.new_zeros(MIN_ROWS, rows.shape[1])
+        padded = _padding(rows.shape[1], rows.dtype)
         padded[:count] = rows
         rows = padded
     out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
     return out[:count] if count < MIN_ROWS else out
+
+
+@functools.lru_cache(maxsize=64)
+def _padding(width: int, dtype: torch.dtype) -> Tensor:
+    """Rows to pad with; only ever finite, as earlier rows are what they hold."""
+    with torch.inference_mode(False):  # so that it can be reused outside of that mode
+        return torch.zeros(MIN_ROWS, width, dtype=dtype)
 
 
 def supported() -> bool:
