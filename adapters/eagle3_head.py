@@ -68,11 +68,6 @@ def check_head(head_dir: Path, target_dir: Path) -> list[str]:
     return lines + _check_rope(head, target)
 
 
-def fatal_problems(lines: list[str]) -> list[str]:
-    """The lines of :func:`check_head` that must stop a server."""
-    return [line for line in lines if not line.startswith(WARNING)]
-
-
 _NEEDED = ("hidden_size", "vocab_size", "num_attention_heads", "intermediate_size")
 
 

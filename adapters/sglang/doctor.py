@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from hybridspec.adapters import eagle3_head
 from hybridspec.adapters.sglang import compat
 from hybridspec.gate import store
 from hybridspec.gate.errors import GateError
@@ -123,10 +124,8 @@ def _head(head: Path | None, target: Path | None) -> Iterator[Finding]:
     if head is None or target is None:
         yield Finding("head", True, "not checked; pass --head and --target to check one")
         return
-    from hybridspec.adapters.eagle3_head import check_head
-
-    problems = check_head(head, target)
+    problems = eagle3_head.check_head(head, target)
     for problem in problems:
-        yield Finding("head", False, problem)
+        yield Finding("head", problem.startswith(eagle3_head.WARNING), problem)
     if not problems:
         yield Finding("head", True, f"{head} fits {target}")

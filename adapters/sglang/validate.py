@@ -5,6 +5,7 @@ Runs in the launching process while SGLang resolves its arguments, before any wo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from hybridspec.adapters import eagle3_head
 from hybridspec.adapters.sglang import compat, config
 from hybridspec.gate import store
 from hybridspec.gate.errors import GateError
+
+logger = logging.getLogger(__name__)
 
 # SGLang gates these by algorithm name or we have not made them work: refused rather than wrong.
 _REFUSED_FLAGS: dict[str, str] = {
@@ -28,13 +31,15 @@ _REFUSED_FLAGS: dict[str, str] = {
 
 
 def server_args(args: Any) -> None:
-    """Check that a HYBRID server can start with these resolved SGLang arguments.
+    """Check that a HYBRID server can start with these resolved SGLang arguments; log warnings.
 
     Raises:
         SystemExit: the first problem, as one line that says what to do.
     """
     for problem in _problems(args):
-        raise SystemExit(f"hybridspec: {problem}")
+        if not problem.startswith(eagle3_head.WARNING):
+            raise SystemExit(f"hybridspec: {problem}")
+        logger.warning("hybridspec: %s", problem.removeprefix(eagle3_head.WARNING))
 
 
 def _problems(args: Any) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridspec.adapters.eagle3_head import check_head, expected_tensors, fatal_problems
+from hybridspec.adapters.eagle3_head import WARNING, check_head, expected_tensors
 
 TARGET: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -189,7 +189,7 @@ def test_rope_and_length_are_warnings(folders: Folders) -> None:
     folders.config["max_position_embeddings"] = 32
     lines = folders.check()
     assert len(lines) == 2
-    assert fatal_problems(lines) == []
+    assert all(line.startswith(WARNING) for line in lines)
     assert "theta 10000," in lines[0]
 
 
@@ -197,5 +197,5 @@ def test_bin_weights_are_a_warning(folders: Folders) -> None:
     folders.check()
     (folders.head / "model.safetensors").rename(folders.head / "pytorch_model.bin")
     lines = check_head(folders.head, folders.target)
-    assert fatal_problems(lines) == []
+    assert all(line.startswith(WARNING) for line in lines)
     assert "not checked" in lines[0]
