@@ -1,8 +1,4 @@
-"""The seam between drafters, the gate and an engine.
-
-A drafter returns a :class:`Draft`; an engine reports an :class:`Outcome` after verification. This
-module knows nothing of suffix trees, SGLang or how the gate predicts.
-"""
+"""The seam between drafters, the gate and an engine: what a drafter returns. This module knows nothing of suffix trees, SGLang or how the gate predicts."""
 
 from __future__ import annotations
 
@@ -40,13 +36,4 @@ class Draft:
 EMPTY_DRAFT = Draft(np.empty(0, np.int32), np.empty(0, np.float32), 0.0, 0, False)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What verification said about one row: ``accepted`` counts draft tokens only (bonus excluded)."""
-
-    source: Source
-    proposed: int
-    accepted: int
-
-
-__all__ = ["EMPTY_DRAFT", "Draft", "Outcome", "Source"]
+__all__ = ["EMPTY_DRAFT", "Draft", "Source"]
