@@ -1,4 +1,7 @@
-"""The seam between drafters, the gate and an engine: what a drafter returns. This module knows nothing of suffix trees, SGLang or how the gate predicts."""
+"""The seam between drafters, the gate and an engine: what a drafter returns.
+
+This module knows nothing of suffix trees, SGLang or how the gate predicts.
+"""
 
 from __future__ import annotations
 
