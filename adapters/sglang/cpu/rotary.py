@@ -50,9 +50,10 @@ class Angles:
     """Cosines and sines of the latest forward's positions."""
 
     def __init__(self) -> None:
-        self._objects: tuple[object, Tensor, Tensor] | None = None
-        self._version: tuple[int, torch.dtype] | None = None
-        self._angles: tuple[Tensor, Tensor] | None = None
+        # forward, table, positions, their version, dtype and the angles. The objects themselves
+        # are kept, not their ids: an id can be used again.
+        self._known: tuple[object, Tensor, Tensor, int, torch.dtype, tuple[Tensor, Tensor]] | None
+        self._known = None
 
     def get(
         self, forward: object, table: Tensor, positions: Tensor, dtype: torch.dtype
@@ -69,22 +70,24 @@ class Angles:
         Returns:
             ``(cos, sin)`` as :func:`rotate` takes them.
         """
-        version = (-1 if positions.is_inference() else positions._version, dtype)
-        # The objects themselves, not their ids: an id can be used again.
-        objects = (forward, table, positions)
+        known = self._known
         if (
-            self._angles is not None
-            and self._objects is not None
-            and forward is not None
-            and version == self._version
-            and version[0] >= 0
-            and all(old is new for old, new in zip(self._objects, objects, strict=True))
+            known is not None
+            and known[0] is forward
+            and known[1] is table
+            and known[2] is positions
+            and known[3] == positions._version
+            and known[4] is dtype
         ):
-            return self._angles
+            return known[5]
         cos, sin = table.index_select(0, positions).to(dtype).chunk(2, dim=-1)
-        self._objects, self._version = objects, version
-        self._angles = (
+        angles = (
             torch.cat((cos, cos), dim=-1).unsqueeze(1),
             torch.cat((-sin, sin), dim=-1).unsqueeze(1),
         )
-        return self._angles
+        # Inference tensors do not count their changes.
+        if forward is None or positions.is_inference():
+            self._known = None
+        else:
+            self._known = (forward, table, positions, positions._version, dtype, angles)
+        return angles
