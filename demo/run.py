@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hybridspec.demo import report
 from hybridspec.demo.lineup import ALGORITHMS, Assets, identify, server_args
-from hybridspec.demo.lossless import check_lossless
+from hybridspec.demo.lossless import check_lossless, compare_measured
 from hybridspec.demo.measure import MAX_TOKENS, Block, TokenIds, block_size, measure, warm_up
 from hybridspec.demo.target import TargetError, ensure_target
 from hybridspec.demo.turns import Turns, servers_that_fit
@@ -129,8 +129,10 @@ def _run(
             blocks = measure(
                 turns, prompts, algorithms, rounds=rounds, streams=streams, done=steps.block
             )
-        checked: dict[str, Any] = {"lossless": None}
-        if len(algorithms) > 1:
+        checked = compare_measured(blocks, DTYPE)
+        if checked is None and len(algorithms) == 1:
+            checked = {"lossless": None}
+        if checked is None:
             name = "hybrid" if "hybrid" in algorithms else algorithms[-1]
             steps.say(f"comparing token ids of {name} and plain in float32")
             checked = check_lossless(name, assets, prompts, log_dir)

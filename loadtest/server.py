@@ -21,12 +21,8 @@ from types import FrameType, TracebackType
 
 import httpx
 
-# A cold start on two cores takes 20-35 s; six at once took under two minutes.
+# A cold start on two cores takes 20-35 s alone, and minutes on a busy machine.
 START_TIMEOUT_S = 300.0
-# OpenMP threads that spin while they wait take the processor from the rest of the server, and from
-# everything else: with both cores shared, plain decoding of the demo's target gave 0.6 tokens/s
-# spinning and 9-15 waiting passively. What the caller's environment says wins.
-WAIT_PASSIVELY = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 # How long a server gets to end by itself before it is killed.
 STOP_TIMEOUT_S = 8.0
 
@@ -130,7 +126,7 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**WAIT_PASSIVELY, **os.environ, **self._env},
+                env={**os.environ, **self._env},
                 start_new_session=True,
             )
         _running.add(self)
