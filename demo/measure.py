@@ -18,7 +18,7 @@ TokenIds = Sequence[int]
 
 # Answers are cut here: long enough for the drafts of a code edit to matter, short enough for three
 # rounds of six algorithms in ten minutes on two cores.
-MAX_TOKENS = 80
+MAX_TOKENS = 64
 # Prompts of one block at one stream; with more streams a block has one prompt a stream.
 BLOCK_PROMPTS = 2
 # Warm-up is there for lazy initialisation and step-time estimates, not for filling caches.
