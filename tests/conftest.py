@@ -6,7 +6,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine_servers import EngineServers, bundled_prompts
+from engine_servers import EngineServers, bundled_prompts, generate
+
+# Files whose tests share servers, in the order in which the fewest servers have to be started.
+ENGINE_ORDER = ("test_engine_cpu", "test_engine_lossless", "test_engine_batching")
+PLAIN_TOKENS = 64
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast tests first, then the engine's in :data:`ENGINE_ORDER`, then the engine's others."""
+
+    def place(item: pytest.Item) -> int:
+        if item.get_closest_marker("engine") is None:
+            return -1
+        name = item.path.stem
+        return ENGINE_ORDER.index(name) if name in ENGINE_ORDER else len(ENGINE_ORDER)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +42,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServers]:
 def prompts(engine: EngineServers) -> list[list[int]]:
     """Token ids of 24 prompts: eight code edits, eight structured outputs, eight open questions."""
     return bundled_prompts(engine("plain"), per_workload=8)
+
+
+@pytest.fixture(scope="session")
+def plain_text(engine: EngineServers, prompts: list[list[int]]) -> list[list[int]]:
+    """Plain SGLang's greedy token ids of every prompt, at most ``PLAIN_TOKENS`` each.
+
+    Asked once, eight at a time. A shorter greedy answer is the beginning of a longer one, so tests
+    compare with as many tokens as they ask for.
+    """
+    return generate(engine("plain"), prompts, PLAIN_TOKENS, concurrency=8)

@@ -15,15 +15,13 @@ pytestmark = pytest.mark.engine
 
 
 def test_rows_take_different_sources_while_requests_join_and_leave(
-    engine: EngineServers, prompts: list[list[int]]
+    engine: EngineServers, prompts: list[list[int]], plain_text: list[list[int]]
 ) -> None:
     # Edits copy their prompt, chat does not; lengths differ so that rows leave one by one.
-    chosen = [*prompts[:4], *prompts[16:20], *prompts[4:6], *prompts[20:22]]
-    lengths = [16 + 6 * index for index in range(len(chosen))]
-    plain = engine("plain")
-    expected = [
-        generate(plain, [prompt], length)[0] for prompt, length in zip(chosen, lengths, strict=True)
-    ]
+    which = [*range(4), *range(16, 20), 4, 5, 20, 21]
+    chosen = [prompts[index] for index in which]
+    lengths = [16 + 4 * place for place in range(len(which))]
+    expected = [plain_text[index][:length] for index, length in zip(which, lengths, strict=True)]
     server = engine("score")
     before = Counters(server)
     with Client(server.url) as client, ThreadPoolExecutor(len(chosen)) as pool:

@@ -20,10 +20,10 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_requests_go_on_when_the_suffix_cache_raises(
-    engine: EngineServers, prompts: list[list[int]], faulty: str
+    engine: EngineServers, prompts: list[list[int]], plain_text: list[list[int]], faulty: str
 ) -> None:
     chosen = [*prompts[:4], *prompts[16:20]]
-    expected = generate(engine("plain"), chosen, 32)
+    expected = [ids[:32] for ids in (*plain_text[:4], *plain_text[16:20])]
     server = engine("cache", "--hybrid-config", faulty)
     before = Counters(server)
     assert generate(server, chosen, 32, concurrency=4) == expected
@@ -34,7 +34,8 @@ def test_requests_go_on_when_the_suffix_cache_raises(
     assert log.count("hybridspec: suffix_cache failed") == 1
 
 
-def test_hybrid_serves_without_a_gate(engine: EngineServers, prompts: list[list[int]]) -> None:
-    chosen = prompts[::6]
-    expected = generate(engine("plain"), chosen, 32)
-    assert generate(engine("gateless"), chosen, 32, concurrency=2) == expected
+def test_hybrid_serves_without_a_gate(
+    engine: EngineServers, prompts: list[list[int]], plain_text: list[list[int]]
+) -> None:
+    expected = [ids[:32] for ids in plain_text[::6]]
+    assert generate(engine("gateless"), prompts[::6], 32, concurrency=2) == expected
