@@ -45,10 +45,11 @@ PROFILES: dict[str, StepCost] = {
     # Llama-3.1-8B on an H100, arXiv 2601.11580: verify 3.93e-8 s per KV token, 2.10e-5 s per batch
     # token and 5.89e-3 s; 1.21e-3 s of overhead per step; EAGLE's draft 2.14e-3 s.
     "h100": StepCost(base=5.89e-3 + 1.21e-3, token=2.10e-5, context=3.93e-8, model=2.14e-3),
-    # SmolLM2-135M, bfloat16, two CPU cores: one forward of 1 / 8 / 16 / 32 / 64 tokens took
-    # 32 / 39 / 44 / 55 / 81 ms (least squares, within 3%); plain steps at 19-22 tokens/s leave
-    # 18 ms of overhead; four EAGLE3 steps took 10% of a step. Context was not measured: 0.
-    "cpu": StepCost(base=31.8e-3 + 18e-3, token=7.6e-4, context=0.0, model=6e-3),
+    # SmolLM2-135M, bfloat16, two CPU cores, portable runtime, context about 300: target steps of
+    # rows x width = 1x1 / 1x8 / 1x16 / 1x32 / 8x1 / 8x4 / 8x8 / 8x16 / 8x32 took 50 / 57 / 67 / 79 /
+    # 66 / 99 / 173 / 270 / 385 ms (fitted by eye, within a quarter); EAGLE3's draft steps took a
+    # tenth of a step. Context was not varied: 0.
+    "cpu": StepCost(base=50e-3, token=1.5e-3, context=0.0, model=6e-3),
 }
 
 

@@ -23,9 +23,8 @@ def test_profiles() -> None:
     h100 = StepTimeModel.from_profile("h100")
     assert h100.predict(1, 1, 1000, False) == pytest.approx(7.16e-3, rel=0.01)
     cpu = PROFILES["cpu"]
-    for tokens, milliseconds in ((1, 32), (8, 39), (16, 44), (32, 55), (64, 81)):
-        forward = cpu.seconds(1, tokens, 0, False) - 18e-3
-        assert forward * 1000 == pytest.approx(milliseconds, rel=0.04)
+    for rows, width, seen in ((1, 1, 50), (1, 16, 67), (8, 1, 66), (8, 8, 173), (8, 32, 385)):
+        assert cpu.seconds(rows, width, 0, False) * 1000 == pytest.approx(seen, rel=0.25)
     with pytest.raises(GateError, match="valid are h100, cpu"):
         StepTimeModel.from_profile("abacus")
 

@@ -114,6 +114,25 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook(f"{_SPEC}.eagle_utils.build_tree_kernel_efficient", ("tree_mask_mode", "tree_mask_buf")),
     Hook(f"{_SPEC}.eagle_utils.default_tree_mask_mode"),
+    Hook(
+        f"{_SRT}.layers.quantization.unquant.UnquantizedLinearMethod",
+        ("process_weights_after_loading", "apply"),
+    ),
+    Hook(f"{_SRT}.layers.logits_processor.LogitsProcessor", ("_compute_lm_head",)),
+    Hook(f"{_SRT}.layers.logits_processor.should_apply_lm_head_quant_method"),
+    Hook(f"{_SRT}.layers.rotary_embedding.base.RotaryEmbedding", ("forward_native",)),
+    Hook(
+        f"{_SRT}.model_executor.model_runner_components.weight_updater.WeightUpdater",
+        (
+            "update_weights_from_disk",
+            "load_weights_from_distributed",
+            "update_weights_from_tensor",
+            "update_weights_from_ipc",
+        ),
+    ),
+    Hook(f"{_SRT}.layers.radix_attention.RadixAttention", ("layer_id", "tp_q_head_num", "scaling")),
+    Hook(f"{_SRT}.mem_cache.swa_memory_pool.SWAKVPool"),
+    Hook(f"{_SRT}.runtime_context.attention_backends"),
 )
 
 
