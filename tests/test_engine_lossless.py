@@ -8,7 +8,7 @@ from engine_servers import POLICIES, EngineServers, generate
 
 pytestmark = pytest.mark.engine
 
-TOKENS = 24
+TOKENS = 16
 
 
 @pytest.fixture(scope="module")
