@@ -9,7 +9,14 @@ import pytest
 from engine_servers import EngineServers, bundled_prompts, generate
 
 # Files whose tests share servers, in the order in which the fewest servers have to be started.
-ENGINE_ORDER = ("test_engine_cpu", "test_engine_lossless", "test_engine_batching")
+# The first two start servers of their own, which need the memory that paused ones would hold.
+ENGINE_ORDER = (
+    "test_engine_hidden_states",
+    "test_engine_head",
+    "test_engine_cpu",
+    "test_engine_lossless",
+    "test_engine_batching",
+)
 PLAIN_TOKENS = 64
 
 

@@ -161,7 +161,7 @@ REFUSALS: dict[Maker, str] = {
     onnxruntime_absent: "onnxruntime cannot be imported",
     head_not_given: "add --speculative-draft-model-path",
     head_missing: "does not exist",
-    head_without_tensor: "midlayer.self_attn.q_proj.weight",
+    head_without_tensor: "lack 1 tensors: layers.0.self_attn.q_proj.weight",
     head_of_other_vocabulary: "32000",
     sglang_untested: "SGLang 0.9.9 is not a tested version",
     unknown_setting: "unknown key 'polciy'",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_refusals import REFUSALS, SGLANG, Maker, Outcome, start
+from engine_refusals import REFUSALS, Maker, Outcome, start
 from hybridspec.demo.lineup import Assets
 from hybridspec.demo.target import ensure_target
 
@@ -41,7 +41,8 @@ def test_refusal_is_one_clear_line(outcomes: dict[Maker, Future[Outcome]], make:
 
 def test_flags_are_in_the_servers_help() -> None:
     shown = subprocess.run(
-        [SGLANG, "serve", "--help"],
+        # `sglang serve --help` prints its help before it loads any plugin.
+        [sys.executable, "-m", "sglang.launch_server", "--help"],
         capture_output=True,
         text=True,
         check=True,

@@ -93,6 +93,13 @@ def test_flags_publish_for_children() -> None:
     assert config.current().policy == "cache"
 
 
+def test_a_missing_head_folder_is_refused_before_anything_reads_it() -> None:
+    namespace = _parse("--speculative-algorithm", "HYBRID")
+    namespace.speculative_draft_model_path = "/nowhere/head"
+    with pytest.raises(SystemExit, match="/nowhere/head does not exist"):
+        flags.from_cli_args(lambda args: None, args=namespace)
+
+
 def test_flags_without_hybrid_are_refused() -> None:
     with pytest.raises(SystemExit, match="need --speculative-algorithm HYBRID"):
         flags.from_cli_args(lambda args: None, args=_parse("--hybrid-policy", "cache"))

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from hybridspec.adapters.sglang import config
+from hybridspec.adapters.sglang import config, validate
 
 
 def add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
@@ -58,15 +58,19 @@ def from_cli_args(original: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 def _publish(namespace: argparse.Namespace) -> None:
     flags = {name: getattr(namespace, f"hybrid_{name}", None) for name in ("gate", "policy")}
     file = getattr(namespace, "hybrid_config", None)
-    if not any([*flags.values(), file]):
-        return
+    given = any([*flags.values(), file])
     algorithm = getattr(namespace, "speculative_algorithm", None)
     if (algorithm or "").upper() != "HYBRID":
-        raise SystemExit(
-            "hybridspec: --hybrid-* flags need --speculative-algorithm HYBRID "
-            f"(got {algorithm or 'none'}); add it or drop the flags"
-        )
+        if given:
+            raise SystemExit(
+                "hybridspec: --hybrid-* flags need --speculative-algorithm HYBRID "
+                f"(got {algorithm or 'none'}); add it or drop the flags"
+            )
+        return
     try:
-        config.publish(config.from_flags(flags["gate"], flags["policy"], file))
-    except config.ConfigError as error:
+        # SGLang reads the head's configuration before it asks a plugin to check anything.
+        validate.check_given_folder(getattr(namespace, "speculative_draft_model_path", None))
+        if given:
+            config.publish(config.from_flags(flags["gate"], flags["policy"], file))
+    except (config.ConfigError, FileNotFoundError) as error:
         raise SystemExit(f"hybridspec: {error}") from None

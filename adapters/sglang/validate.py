@@ -84,17 +84,28 @@ def head_problems(head: str | None, target: str) -> Iterator[str]:
     yield from eagle3_head.check_head(*folders)
 
 
+def check_given_folder(model: str | None) -> None:
+    """Refuse a path to a folder that is not there; a hub id, or nothing at all, passes.
+
+    Raises:
+        FileNotFoundError: one line.
+    """
+    if model is None or Path(model).expanduser().is_dir():
+        return
+    if Path(model).is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
+        raise FileNotFoundError(f"model folder {model} does not exist")
+
+
 def local_folder(model: str) -> Path:
     """The folder that holds ``model``: itself if it is one, else the hub's local snapshot.
 
     Raises:
         FileNotFoundError: neither a folder nor a model that the hub client can provide.
     """
+    check_given_folder(model)
     path = Path(model).expanduser()
     if path.is_dir():
         return path
-    if path.is_absolute() or model.startswith(".") or model.count("/") != 1:
-        raise FileNotFoundError(f"model folder {model} does not exist")
     from huggingface_hub import snapshot_download
 
     try:
