@@ -46,9 +46,9 @@ PROFILES: dict[str, StepCost] = {
     # token and 5.89e-3 s; 1.21e-3 s of overhead per step; EAGLE's draft 2.14e-3 s.
     "h100": StepCost(base=5.89e-3 + 1.21e-3, token=2.10e-5, context=3.93e-8, model=2.14e-3),
     # SmolLM2-135M, bfloat16, two CPU cores, portable runtime, context about 300: target steps of
-    # rows x width = 1x1 / 1x8 / 1x16 / 1x32 / 8x1 / 8x4 / 8x8 / 8x16 / 8x32 took 50 / 57 / 67 / 79 /
-    # 66 / 99 / 173 / 270 / 385 ms (fitted by eye, within a quarter); EAGLE3's draft steps took a
-    # tenth of a step. Context was not varied: 0.
+    # rows x width = 1x1 / 1x8 / 1x16 / 1x32 / 8x1 / 8x4 / 8x8 / 8x16 / 8x32 took 50 / 57 / 67 /
+    # 79 / 66 / 99 / 173 / 270 / 385 ms (fitted by eye, within a quarter); EAGLE3's draft steps took
+    # a tenth of a step. Context was not varied: 0.
     "cpu": StepCost(base=50e-3, token=1.5e-3, context=0.0, model=6e-3),
 }
 
