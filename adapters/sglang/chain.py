@@ -21,11 +21,10 @@ from sglang.srt.speculative.eagle_utils import (
 
 
 class ChainBuilder:
-    """Builds ``EagleVerifyInput`` objects; keeps one constant template per width."""
+    """Builds ``EagleVerifyInput`` objects on one device."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = device
-        self._parents: dict[int, torch.Tensor] = {}
 
     def build(
         self,

@@ -15,10 +15,12 @@ from typing import Any
 
 import yaml
 
+from hybridspec.gate import policy
+
 ENV = "HYBRIDSPEC_CONFIG"
 """Environment variable that holds the configuration as JSON for child processes and ``Engine``."""
 
-POLICIES = ("goodput", "threshold", "score", "cache", "model", "none")
+POLICIES = tuple(reversed(policy.POLICIES))
 
 
 class ConfigError(ValueError):
