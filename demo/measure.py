@@ -22,7 +22,7 @@ MAX_TOKENS = 64
 # Prompts of one block at one stream; with more streams a block has one prompt a stream.
 BLOCK_PROMPTS = 2
 # Warm-up is there for lazy initialisation and step-time estimates, not for filling caches.
-WARM_UP_TOKENS = 32
+WARM_UP_TOKENS = 24
 WARM_UP = (
     "Repeat these words five times: red green blue yellow black white brown orange purple pink.",
     "Write two sentences about the sea.",

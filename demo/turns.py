@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from hybridspec.loadtest.client import Client
-from hybridspec.loadtest.server import Server
+from hybridspec.loadtest.server import Server, stop_servers
 
 # Starting is bound by the processor: on two cores, more at a time are no faster.
 PARALLEL_STARTS = 2
@@ -115,8 +115,9 @@ class Turns:
 
     def stop(self) -> None:
         """Stop all servers."""
-        while self._alive:
-            self._end(next(iter(self._alive)))
+        stop_servers(self._alive.values())
+        self._alive.clear()
+        self._warm.clear()
 
     def _start(self, name: str) -> None:
         server = self._alive[name] = self._make(self._args[name], self._log_dir / f"{name}.log")

@@ -12,7 +12,7 @@ from typing import Any
 
 from hybridspec.demo.lineup import ALGORITHMS, Algorithm, Assets, server_args
 from hybridspec.loadtest.client import Client, Prompt
-from hybridspec.loadtest.server import Server
+from hybridspec.loadtest.server import Server, stop_servers
 from hybridspec.loadtest.workloads import load
 
 DTYPE = "float32"
@@ -65,14 +65,15 @@ class EngineServers:
 
     def stop(self) -> None:
         """Stop all servers."""
-        for server in self._servers.values():
-            server.stop()
+        stop_servers(self._servers.values())
 
     def _start(self, key: tuple[str, ...]) -> Server:
         while len(self._servers) >= MOST_ALIVE:
             self._servers.pop(next(iter(self._servers))).stop()
         label = "-".join(part.strip("-").replace("/", "_") for part in key)[:80]
-        server = Server(self.args(*key), log_path=self._log_dir / f"{label}.log")
+        # A machine that serves need not have a compiler, nor what another run has compiled.
+        env = {"CXX": "/nonexistent/c++", "TORCHINDUCTOR_CACHE_DIR": str(self._log_dir / "compiled")}
+        server = Server(self.args(*key), log_path=self._log_dir / f"{label}.log", env=env)
         server.start()
         server.wait_ready()
         return server

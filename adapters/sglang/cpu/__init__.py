@@ -60,6 +60,10 @@ def install() -> None:
     _installed = True
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
+    # SGLang compiles one small function of EAGLE's tree drafting. That takes a second and a C++
+    # compiler, which a machine that serves need not have: without one the server died at its first
+    # draft. torch reads this in the processes that are started from here.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     if str(_SHIM) not in sys.path:
         sys.path.insert(0, str(_SHIM))
     if not is_ours(sys.modules.get("sgl_kernel")):
