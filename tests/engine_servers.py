@@ -72,7 +72,8 @@ class EngineServers:
             self._servers.pop(next(iter(self._servers))).stop()
         label = "-".join(part.strip("-").replace("/", "_") for part in key)[:80]
         # A machine that serves need not have a compiler, nor what another run has compiled.
-        env = {"CXX": "/nonexistent/c++", "TORCHINDUCTOR_CACHE_DIR": str(self._log_dir / "compiled")}
+        compiled = str(self._log_dir / "compiled")
+        env = {"CXX": "/nonexistent/c++", "TORCHINDUCTOR_CACHE_DIR": compiled}
         server = Server(self.args(*key), log_path=self._log_dir / f"{label}.log", env=env)
         server.start()
         server.wait_ready()
