@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hybridspec.demo.eagle3.llama import KVCache, LlamaTarget
+from hybridspec.demo.eagle3.kv_cache import KVCache
+from hybridspec.demo.eagle3.llama import LlamaTarget
 
 # Slots refilled at once: below, prefill runs in products too thin for a CPU; above, slots idle.
 REFILL = 8
@@ -61,7 +62,7 @@ class Generator:
         """Allocate for ``slots`` sequences of at most ``length`` tokens, prompt included."""
         self.target, self.slots, self.length = target, slots, length
         dtype, shape = target.embed.dtype, target.shape
-        self.cache = KVCache(shape, slots, length, dtype)
+        self.cache = KVCache(shape.layers, slots, shape.kv_heads, shape.head_dim, dtype)
         width = (len(target.taps) + 1) * shape.hidden
         self.states = torch.zeros(slots, length, width, dtype=dtype)
         self.tokens = torch.zeros(slots, length + 1, dtype=torch.int64)

@@ -1,7 +1,6 @@
 """A Llama-type target in plain PyTorch, for generating text and capturing hidden states quickly.
 
-Reads a Hugging Face folder. The caller owns the KV cache, one contiguous tensor, because nearly all
-the time of a batched CPU decode that is not matrix products goes into strided cache copies.
+Reads a Hugging Face folder. The caller owns the KV cache.
 
 This module knows nothing of drafts, SGLang or training: it never needs a gradient.
 """
@@ -18,10 +17,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hybridspec.demo.eagle3.kv_cache import KVCache
+
 # (layer, q, k, v), each [rows, heads, length, dim], to the mixed values, shaped as q.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-# Slots that share one attention span: small enough that a long neighbour costs little.
-_SPAN_GROUP = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +92,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([-right, left], -1) * sin
 
 
-class KVCache:
-    """Keys and values of a batch of slots: bf16/fp32 ``[layers, slots, kv_heads, length, dim]``."""
-
-    def __init__(self, shape: LlamaShape, slots: int, length: int, dtype: torch.dtype) -> None:
-        size = (shape.layers, slots, shape.kv_heads, length, shape.head_dim)
-        self.keys = torch.zeros(size, dtype=dtype)
-        self.values = torch.zeros(size, dtype=dtype)
-
-
 class LlamaTarget:
     """The target's weights and its two forward passes. Never mutates its weights."""
 
@@ -131,7 +121,7 @@ class LlamaTarget:
 
         Args:
             ids: int64 ``[rows, length]``. Causality makes the padding at the end harmless.
-            cache: written at ``[:, slots, :, :length]``; ``None`` to keep nothing.
+            cache: written from position 0 of ``slots``; ``None`` to keep nothing.
             slots: int64 ``[rows]``.
 
         Returns:
@@ -140,11 +130,13 @@ class LlamaTarget:
         """
         length = ids.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
+        where: list[int] = slots.tolist()
+        if cache is not None:
+            cache.reserve(where, length)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if cache is not None:
-                cache.keys[layer, slots, :, :length] = k
-                cache.values[layer, slots, :, :length] = v
+                cache.put_prompts(layer, where, k, v)
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
         return self._run(ids, cos, sin, attend)
@@ -152,9 +144,6 @@ class LlamaTarget:
     @torch.inference_mode()
     def decode(self, ids: Tensor, positions: Tensor, cache: KVCache) -> tuple[Tensor, Tensor]:
         """Run one token of every slot.
-
-        Attention runs over groups of neighbouring slots, each as far as its longest sequence: more
-        than half of a decode step's time goes there.
 
         Args:
             ids: int64 ``[slots]``.
@@ -166,30 +155,15 @@ class LlamaTarget:
         """
         rows, shape = ids.shape[0], self.shape
         cos, sin = self.cos[positions][:, None, None], self.sin[positions][:, None, None]
-        group = shape.heads // shape.kv_heads
-        parts: list[tuple[slice, int, Tensor]] = []
-        for first in range(0, rows, _SPAN_GROUP):
-            where = slice(first, min(first + _SPAN_GROUP, rows))
-            mine = positions[where, None, None, None]
-            span = int(mine.max()) + 1
-            mask = torch.zeros(mine.shape[0], 1, 1, span, dtype=self.embed.dtype)
-            mask.masked_fill_(torch.arange(span) > mine, float("-inf"))
-            parts.append((where, span, mask.expand(-1, 1, group, span)))
-        row = torch.arange(rows)
+        # The query heads of one KV head become query rows: no repeated keys.
+        group, dim = shape.heads // shape.kv_heads, shape.head_dim
+        cache.begin_step(positions, group)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = cache.keys[layer], cache.values[layer]
-            keys[row, :, positions] = k[:, :, 0]
-            values[row, :, positions] = v[:, :, 0]
-            # The query heads of one KV head become query rows: no repeated keys.
-            grouped = q.reshape(rows, shape.kv_heads, group, shape.head_dim)
-            done = [
-                F.scaled_dot_product_attention(
-                    grouped[where], keys[where, :, :span], values[where, :, :span], attn_mask=mask
-                )
-                for where, span, mask in parts
-            ]
-            return torch.cat(done).reshape(rows, shape.heads, 1, shape.head_dim)
+            mixed = cache.attend(
+                layer, q.reshape(-1, group, dim), k.reshape(-1, dim), v.reshape(-1, dim)
+            )
+            return mixed.reshape(rows, shape.heads, 1, dim)
 
         return self._run(ids[:, None], cos, sin, attend)
 
