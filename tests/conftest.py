@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+
+# OpenMP threads that wait by spinning starve each other where other processes share the cores: a
+# test of eight seconds was seen to take ten minutes. Read when torch is first imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import pytest
 

@@ -6,6 +6,7 @@ Every stage continues where a killed run stopped. This module only orders the ot
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,10 @@ from hybridspec.demo.eagle3.train import TrainConfig, Trainer
 from hybridspec.demo.eagle3.write_head import write_head
 
 Progress = Callable[[str], None]
+
+# The training curve: how often the head is measured, and on how many held-out answers.
+CURVE_POINTS = 12
+CURVE_PROMPTS = 64
 
 
 def default_taps(layers: int) -> tuple[int, int, int]:
@@ -76,7 +81,14 @@ def train_head(
             f"first-token hits {record['first_hit']:.1%}, {record['tokens_per_s']:.0f} tokens/s"
         )
 
-    trainer.run(stop_after_s=train_s, on_log=show)
+    began = time.monotonic()
+    while trainer.progress["tokens"] < config.tokens:
+        left = None if train_s is None else train_s - (time.monotonic() - began)
+        if left is not None and left <= 0:
+            break
+        every = max(1, config.tokens // CURVE_POINTS)
+        trainer.run(left, show, until=(trainer.progress["tokens"] // every + 1) * every)
+        _measure(trainer, progress, limit=CURVE_PROMPTS)
     return publish(trainer, out, target_name=target_dir.name, progress=progress)
 
 
@@ -84,16 +96,7 @@ def publish(
     trainer: Trainer, out: Path, *, target_name: str, progress: Progress = print
 ) -> dict[str, Acceptance]:
     """Measure a trainer's head on the held-out greedy answers and write its folder."""
-    held = CorpusReader(trainer.corpus_folder, lambda s: s.held_out and s.temperature == 0)
-    figures = evaluate_head(
-        trainer.head, trainer.embed, trainer.draft_ids, held, device=str(trainer.device)
-    )
-    lines = [figure.line() for figure in figures.values()]
-    for line in lines:
-        progress(line)
-    record = {kind: figure.accepted for kind, figure in figures.items()}
-    with (trainer.run_folder / "heldout.jsonl").open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps({"tokens": trainer.progress["tokens"], **record}) + "\n")
+    figures = _measure(trainer, progress)
     write_head(
         out,
         trainer.head,
@@ -102,10 +105,49 @@ def publish(
         coverage=trainer.coverage,
         data=_data_paragraph(trainer.corpus_folder),
         training=_training_paragraph(trainer),
-        figures=lines,
+        figures=[figure.line() for figure in figures.values()],
+        curve=_curve(trainer.run_folder / "heldout.jsonl"),
     )
     progress(f"head written to {out}")
     return figures
+
+
+def _measure(
+    trainer: Trainer, progress: Progress, limit: int | None = None
+) -> dict[str, Acceptance]:
+    """Held-out acceptance now, kept in the run's ``heldout.jsonl``; of the first answers only if
+    there is a ``limit``."""
+    held = CorpusReader(trainer.corpus_folder, lambda s: s.held_out and s.temperature == 0)
+    held.sequences = held.sequences[:limit]
+    figures = evaluate_head(
+        trainer.head, trainer.embed, trainer.draft_ids, held, device=str(trainer.device)
+    )
+    for figure in figures.values():
+        progress(figure.line())
+    record = {
+        "tokens": trainer.progress["tokens"],
+        "prompts": len(held.sequences),
+        "accepted": {kind: figure.accepted for kind, figure in figures.items()},
+        "first_hit": {kind: figure.reached[0] for kind, figure in figures.items()},
+    }
+    with (trainer.run_folder / "heldout.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(record) + "\n")
+    return figures
+
+
+def _curve(path: Path) -> list[str]:
+    """The training curve for the card: one line for each time the head was measured."""
+    lines = ["positions   edit: first hit, accepted   chat: first hit, accepted"]
+    for text in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(text)
+        if "first_hit" not in record:
+            continue
+        cells = [
+            f"{record['first_hit'].get(kind, 0.0):9.3f} {record['accepted'].get(kind, 0.0):6.3f}"
+            for kind in ("edit", "chat")
+        ]
+        lines.append(f"{record['tokens']:9d}   {cells[0]:24}    {cells[1]}")
+    return lines
 
 
 def _data_paragraph(corpus: Path) -> str:

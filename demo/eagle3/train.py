@@ -47,9 +47,9 @@ class TrainConfig:
     """
 
     draft_vocab: int = 8192
-    phases: tuple[tuple[float, int], ...] = ((0.55, 1), (0.7, 2), (1.0, 4))
-    tokens: int = 2_000_000
-    queries: int = 768
+    phases: tuple[tuple[float, int], ...] = ((0.2, 1), (0.35, 2), (1.0, 4))
+    tokens: int = 3_000_000
+    queries: int = 1024
     lr: float = 2e-3
     warmup: int = 20
     cooldown: float = 0.5
@@ -109,16 +109,21 @@ class Trainer:
         self,
         stop_after_s: float | None = None,
         on_log: Callable[[dict[str, float]], None] = lambda record: None,
+        *,
+        until: int | None = None,
     ) -> bool:
         """Train until the token budget or the time limit; True when the budget is used up.
 
+        ``until`` ends this call earlier, once so many positions are trained in all; the learning
+        rate follows the budget all the same.
         ``on_log`` gets a record about every twenty updates: updates, tokens, loss, first-step hit
         rate, tokens per second.
         """
         began = saved_at = time.monotonic()
         sums = {"loss": 0.0, "hits": 0.0, "rows": 0.0}
         since, first_tokens = began, self.progress["tokens"]
-        while self.progress["tokens"] < self.config.tokens:
+        end = self.config.tokens if until is None else min(until, self.config.tokens)
+        while self.progress["tokens"] < end:
             for group in self._rest_of_epoch():
                 result = self._update(group)
                 for key, value in result.items():
@@ -132,7 +137,7 @@ class Trainer:
                 if now - saved_at > self.config.checkpoint_s:
                     self.save()
                     saved_at = now
-                if self.progress["tokens"] >= self.config.tokens:
+                if self.progress["tokens"] >= end:
                     break
                 if stop_after_s is not None and now - began > stop_after_s:
                     self.save()
@@ -140,7 +145,7 @@ class Trainer:
             else:
                 self._next_epoch()
         self.save()
-        return True
+        return self.progress["tokens"] >= self.config.tokens
 
     def save(self) -> None:
         """Write the checkpoint; a kill during it leaves the former one."""

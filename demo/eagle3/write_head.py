@@ -52,6 +52,10 @@ accepted.
 
 {figures}
 
+The curve, on the first of these answers, against positions trained on (repeats counted):
+
+{curve}
+
 ## Licence
 Apache-2.0, as the target.
 """
@@ -67,6 +71,7 @@ def write_head(
     data: str,
     training: str,
     figures: Sequence[str],
+    curve: Sequence[str] = (),
 ) -> None:
     """Write ``config.json``, ``model.safetensors`` (bfloat16) and ``README.md``.
 
@@ -81,6 +86,7 @@ def write_head(
         data: a paragraph on the corpus.
         training: a paragraph on the run.
         figures: lines of measured acceptance.
+        curve: lines of acceptance during training.
     """
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
@@ -106,6 +112,7 @@ def write_head(
         data=data,
         training=training,
         figures="\n".join(f"    {line}" for line in figures),
+        curve="\n".join(f"    {line}" for line in curve),
     )
     (part / "README.md").write_text(card, encoding="utf-8")
     if folder.exists():

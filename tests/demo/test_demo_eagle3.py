@@ -18,9 +18,9 @@ from hybridspec.demo.eagle3.generate import Answer, Generator, Job
 from hybridspec.demo.eagle3.llama import LlamaShape, LlamaTarget
 from hybridspec.demo.eagle3.model import Eagle3Head, Packed, load_head
 from hybridspec.demo.eagle3.optimiser import orthogonalised
+from hybridspec.demo.eagle3.pipeline import publish
 from hybridspec.demo.eagle3.store import CorpusReader, CorpusWriter
 from hybridspec.demo.eagle3.train import TrainConfig, Trainer
-from hybridspec.demo.eagle3.write_head import write_head
 
 TAPS = (2, 3, 5)
 
@@ -297,16 +297,9 @@ def test_learns_to_copy_and_writes_a_fitting_head(
     figures = evaluate_head(trainer.head, trainer.embed, trainer.draft_ids, held, steps=3)
     assert figures["chat"].accepted > 1.5
     out = tmp_path / "head"
-    write_head(
-        out,
-        trainer.head,
-        trainer.draft_ids,
-        target_name="tiny",
-        coverage=trainer.coverage,
-        data="d",
-        training="t",
-        figures=[figures["all"].line()],
-    )
+    published = publish(trainer, out, target_name="tiny", progress=lambda line: None)
+    assert published == evaluate_head(trainer.head, trainer.embed, trainer.draft_ids, held)
+    assert f"{trainer.progress['tokens']:9d}" in (out / "README.md").read_text()
     assert check_head(out, folder) == []
     head, draft_ids = load_head(out, LlamaShape.read(folder))
     assert torch.equal(draft_ids, trainer.draft_ids)
