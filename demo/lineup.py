@@ -14,18 +14,21 @@ HERE = Path(__file__).resolve().parent
 
 # Widths as in the measurements that this project's goals are stated against: EAGLE3 a chain of four
 # drafts (plus the bonus token), NGRAM eight tokens a step.
-_EAGLE3 = ("--speculative-algorithm", "EAGLE3")
-_EAGLE3_CHAIN = (
-    *("--speculative-num-steps", "4"),
-    *("--speculative-eagle-topk", "1"),
-    *("--speculative-num-draft-tokens", "5"),
-)
+_EAGLE3_STEPS = 4
 _NGRAM = (
     *("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8"),
     # SGLang's default of ten million nodes takes 1.3 GiB at start; the demo fills a tenth of these.
     *("--speculative-ngram-capacity", "1000000"),
 )
 _HYBRID = ("--speculative-algorithm", "HYBRID", "--hybrid-policy")
+
+
+def eagle3(steps: int) -> tuple[str, ...]:
+    """Arguments of SGLang's own EAGLE3 with chains of ``steps`` draft tokens."""
+    return (
+        *("--speculative-algorithm", "EAGLE3", "--speculative-num-steps", str(steps)),
+        *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(steps + 1)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Algorithm:
 ALGORITHMS: dict[str, Algorithm] = {
     "plain": Algorithm((), False, False),
     "ngram": Algorithm(_NGRAM, False, False),
-    "eagle3": Algorithm((*_EAGLE3, *_EAGLE3_CHAIN), True, False),
+    "eagle3": Algorithm(eagle3(_EAGLE3_STEPS), True, False),
     "cache": Algorithm((*_HYBRID, "cache"), True, False),
     "threshold": Algorithm((*_HYBRID, "threshold"), True, True),
     "hybrid": Algorithm((*_HYBRID, "goodput"), True, True),

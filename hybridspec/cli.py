@@ -132,6 +132,33 @@ def demo_train_head(
     )
 
 
+@demo_app.command("eval-head")
+def demo_eval_head(
+    head: Annotated[Path | None, typer.Option(help="Head folder; demo/head by default.")] = None,
+    steps: Annotated[
+        list[int] | None, typer.Option(min=1, max=16, help="Draft steps; repeat for several.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts of each kind.")] = 12,
+    out: Out = Path("build/eval-head.json"),
+) -> None:
+    """Acceptance and speed of an EAGLE3 head in stock SGLang, on prompts that were held out."""
+    _need(*_SERVING)
+    from rich.console import Console
+
+    from hybridspec.demo.eval_head import eval_head
+    from hybridspec.demo.lineup import Assets
+    from hybridspec.demo.target import TargetError, ensure_target
+    from hybridspec.loadtest.client import RequestFailed
+    from hybridspec.loadtest.server import ServerFailed, stop_on_sigterm
+
+    stop_on_sigterm()
+    try:
+        assets = Assets.bundled(ensure_target(), head=head)
+        eval_head(assets, steps=steps or [4], prompts=prompts, out=out, console=Console())
+    except (TargetError, ServerFailed, RequestFailed) as error:
+        _leave(str(error))
+
+
 @demo_app.command("train-gate")
 def demo_train_gate(
     out: Annotated[Path | None, typer.Option(help="Gate folder; demo/gate by default.")] = None,

@@ -128,13 +128,15 @@ class Generator:
 
     def _accept(self, slots: Tensor, hidden: Tensor, done: Callable[[Answer], None]) -> None:
         """Choose each slot's next token, append it, and hand over the slots that are finished."""
-        scores = self.target.logits(hidden).float()
+        scores = self.target.logits(hidden)
         warm = self.temperature[slots]
         chosen = scores.argmax(-1)
         rows = (warm[:, 0] > 0).nonzero()[:, 0]
         if len(rows):
-            probs = torch.softmax(scores[rows] / warm[rows], -1)
-            chosen[rows] = torch.multinomial(probs, 1, generator=self.random)[:, 0]
+            # By the inverse of the distribution function: multinomial took a tenth of the time.
+            below = torch.softmax(scores[rows].float() / warm[rows], -1).cumsum(-1)
+            point = torch.rand(len(rows), 1, generator=self.random) * below[:, -1:]
+            chosen[rows] = torch.searchsorted(below, point)[:, 0].clamp_max(below.shape[1] - 1)
         self.tokens[slots, self.filled[slots]] = chosen
         self.filled[slots] += 1
         for slot, token in zip(slots.tolist(), chosen.tolist(), strict=True):
