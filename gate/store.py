@@ -47,6 +47,11 @@ class Gate:
         return self.manifest.k
 
     @property
+    def fingerprint(self) -> int:
+        """The first 48 bits of the model's sha256: a whole number that a float holds exactly."""
+        return int(self.manifest.sha256[:12], 16)
+
+    @property
     def provider(self) -> str:
         """onnxruntime's active execution provider."""
         return self._session.provider

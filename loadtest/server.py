@@ -102,6 +102,11 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def pid(self) -> int | None:
+        """Process id of the server's first process; None before :meth:`start`."""
+        return None if self._process is None else self._process.pid
+
+    @property
     def paused(self) -> bool:
         """Whether the server is stopped by :meth:`pause`."""
         return self._paused

@@ -2,69 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
+from gate_folders import NAMES, K, constant_model, gate_folder
 from hybridspec.gate.errors import GateError
 from hybridspec.gate.features import FeatureSet
-from hybridspec.gate.manifest import Manifest
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.store import load_gate
 
-NAMES = ["score", "draft_length"]
-K = 4
-
-
-def hand_made(curve: list[float], features: int = 2, sum_name: str = "accepted_length") -> bytes:
-    """An ONNX model, made without Torch, that answers ``curve`` for every row."""
-    weight = numpy_helper.from_array(np.zeros((features, len(curve)), np.float32), "w")
-    bias = numpy_helper.from_array(np.array(curve, np.float32), "b")
-    axes = numpy_helper.from_array(np.array([1], np.int64), "axes")
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gemm", ["features", "w", "b"], ["survival"]),
-            helper.make_node("ReduceSum", ["survival", "axes"], [sum_name], keepdims=0),
-        ],
-        "gate",
-        [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["rows", features])],
-        [
-            helper.make_tensor_value_info("survival", TensorProto.FLOAT, ["rows", len(curve)]),
-            helper.make_tensor_value_info(sum_name, TensorProto.FLOAT, ["rows"]),
-        ],
-        [weight, bias, axes],
-    )
-    opset = [helper.make_opsetid("", 17)]
-    model: bytes = onnx.ModelProto.SerializeToString(
-        helper.make_model(graph, opset_imports=opset, ir_version=9)
-    )
-    return model
-
-
-def folder(path: Path, model: bytes | None = None, **changes: Any) -> Path:
-    """A gate folder around ``model``, with some manifest fields changed (None drops one)."""
-    model = hand_made([0.9, 0.5, 0.25, 0.1]) if model is None else model
-    path.mkdir()
-    (path / "gate.onnx").write_bytes(model)
-    Manifest(tuple(NAMES), K, hashlib.sha256(model).hexdigest()).write(path)
-    content = {**json.loads((path / "gate.json").read_text()), **changes}
-    (path / "gate.json").write_text(
-        json.dumps({key: value for key, value in content.items() if value is not None})
-    )
-    return path
-
 
 def test_a_gate_made_elsewhere_is_served(tmp_path: Path) -> None:
-    gate = load_gate(folder(tmp_path / "gate"), k=K)
+    gate = load_gate(gate_folder(tmp_path / "gate"), k=K)
     assert gate.k == K
     assert gate.provider == "CPUExecutionProvider"
     for rows in (1, 3, 64, 3, 512):
@@ -77,8 +32,8 @@ def test_a_gate_made_elsewhere_is_served(tmp_path: Path) -> None:
 
 
 def test_judging_observations_equals_predicting_their_features(tmp_path: Path) -> None:
-    model = hand_made([0.9, 0.5, 0.25, 0.1])
-    gate = load_gate(folder(tmp_path / "gate", model))
+    model = constant_model()
+    gate = load_gate(gate_folder(tmp_path / "gate", model))
     obs = Observations.allocate(5, 8)
     obs.length[:] = np.arange(5)
     judged = gate.judge(obs).survival.copy()
@@ -105,19 +60,19 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 def test_broken_manifests_are_refused(tmp_path: Path, name: str) -> None:
     changes, message = BROKEN[name]
     with pytest.raises(GateError, match=message) as caught:
-        load_gate(folder(tmp_path / "gate", **changes))
+        load_gate(gate_folder(tmp_path / "gate", **changes))
     assert "\n" not in str(caught.value)
 
 
 MODELS: dict[str, tuple[bytes, str]] = {
     "not onnx": (b"hello", "cannot load the model"),
-    "increasing": (hand_made([0.1, 0.5, 0.5, 0.5]), "increases"),
-    "above one": (hand_made([1.5, 0.5, 0.5, 0.5]), "leaves"),
-    "negative": (hand_made([0.5, 0.5, 0.5, -0.5]), "leaves"),
-    "not finite": (hand_made([float("nan")] * 4), "not finite"),
-    "other K": (hand_made([0.5] * 5), "expected K=4"),
-    "other names": (hand_made([0.5] * 4, sum_name="length"), "must map features to"),
-    "other features": (hand_made([0.5] * 4, features=3), "manifest has 2 features"),
+    "increasing": (constant_model((0.1, 0.5, 0.5, 0.5)), "increases"),
+    "above one": (constant_model((1.5, 0.5, 0.5, 0.5)), "leaves"),
+    "negative": (constant_model((0.5, 0.5, 0.5, -0.5)), "leaves"),
+    "not finite": (constant_model((float("nan"),) * 4), "not finite"),
+    "other K": (constant_model((0.5,) * 5), "expected K=4"),
+    "other names": (constant_model((0.5,) * 4, sum_name="length"), "must map features to"),
+    "other features": (constant_model((0.5,) * 4, features=3), "manifest has 2 features"),
 }
 
 
@@ -125,7 +80,7 @@ MODELS: dict[str, tuple[bytes, str]] = {
 def test_broken_models_are_refused(tmp_path: Path, name: str) -> None:
     model, message = MODELS[name]
     with pytest.raises(GateError, match=message) as caught:
-        load_gate(folder(tmp_path / "gate", model))
+        load_gate(gate_folder(tmp_path / "gate", model))
     assert "\n" not in str(caught.value)
 
 
@@ -135,7 +90,7 @@ def test_missing_and_truncated_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(GateError, match=r"has no gate\.json"):
         load_gate(tmp_path / "empty")
-    gate = folder(tmp_path / "gate")
+    gate = gate_folder(tmp_path / "gate")
     model = (gate / "gate.onnx").read_bytes()
     (gate / "gate.onnx").write_bytes(model[: len(model) // 2])
     with pytest.raises(GateError, match="truncated or altered"):
@@ -150,7 +105,7 @@ def test_missing_and_truncated_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_wrong_k_and_provider_are_refused(tmp_path: Path) -> None:
-    gate = folder(tmp_path / "gate")
+    gate = gate_folder(tmp_path / "gate")
     with pytest.raises(GateError, match="K=32 is needed"):
         load_gate(gate, k=32)
     with pytest.raises(GateError, match="unknown provider"):
@@ -158,7 +113,7 @@ def test_wrong_k_and_provider_are_refused(tmp_path: Path) -> None:
 
 
 def test_absent_onnxruntime_is_one_clear_line(tmp_path: Path) -> None:
-    gate = folder(tmp_path / "gate")
+    gate = gate_folder(tmp_path / "gate")
     code = (
         "import sys; sys.modules['onnxruntime'] = None\n"
         "from hybridspec.gate.store import load_gate\n"

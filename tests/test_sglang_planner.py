@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
 from array import array
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
+from torch import distributed
 
+from gate_folders import constant_model, gate_folder
 from hybridspec.adapters.base import Source
 from hybridspec.adapters.sglang import requests as followed
 from hybridspec.adapters.sglang.config import HybridConfig
+from hybridspec.adapters.sglang.gate_swaps import all_offer
 from hybridspec.adapters.sglang.planner import StepPlan, StepPlanner
 
 PHRASE = list(range(100, 120))
@@ -186,3 +192,51 @@ def test_the_models_acceptance_is_learned_while_it_is_not_used() -> None:
         request.output_ids.append(200 + token)
         bench.planner.settle([0])
     assert seen[-1] > 0.85 > seen[0]
+
+
+def test_a_gate_is_replaced_between_two_steps(tmp_path: Path) -> None:
+    folder = gate_folder(tmp_path / "gate")
+    bench = Bench(policy="threshold", tau=1.0, gate=str(folder), gate_poll_s=0.01)
+    request = repeating()
+    assert bench.step(request).source.tolist() == [Source.CACHE]
+    before = bench.count("gate_fingerprint")
+    gate_folder(folder, constant_model((0.1, 0.0, 0.0, 0.0)))
+    deadline = time.monotonic() + 10.0
+    while not bench.count("gate_swaps_total") and time.monotonic() < deadline:
+        plan = bench.step(request)
+    assert bench.count("gate_swaps_total") == 1
+    assert bench.count("gate_fingerprint") not in (0.0, before)
+    assert plan.source.tolist() == [Source.MODEL]
+    (folder / "gate.onnx").write_bytes(b"hello")
+    while not bench.count("gate_refusals_total") and time.monotonic() < deadline:
+        assert bench.step(request).source.tolist() == [Source.MODEL]
+    assert bench.count("gate_refusals_total") == 1
+
+
+def _ask(rank: int, fingerprints: tuple[int, int], folder: Path, answers: Any) -> None:
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
+    )
+    assert distributed.group.WORLD is not None
+    answers[rank] = all_offer(fingerprints[rank], distributed.group.WORLD)
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fingerprints", "agreed"), [((5, 5), True), ((5, 7), False), ((0, 5), False), ((0, 0), False)]
+)
+def test_ranks_take_a_gate_only_together(
+    tmp_path: Path, fingerprints: tuple[int, int], agreed: bool
+) -> None:
+    context = multiprocessing.get_context("fork")
+    answers = context.Array("i", [-1, -1])
+    ranks = [
+        context.Process(target=_ask, args=(rank, fingerprints, tmp_path, answers))
+        for rank in range(2)
+    ]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join(60)
+    assert [answers[0], answers[1]] == [agreed, agreed]

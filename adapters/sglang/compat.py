@@ -72,7 +72,8 @@ HOOKS: tuple[Hook, ...] = (
         f"{_SPEC}.eagle_worker_v2.EAGLEWorkerV2",
         ("forward_batch_generation", "on_verify_complete_cpu", "clear_cache_pool"),
     ),
-    Hook(f"{_SPEC}.eagle_worker_v2.EagleDraftWorker", ("draft", "_rebuild_topk1_chain_buffers")),
+    Hook(f"{_SPEC}.eagle_worker_v2.EagleDraftWorker", ("draft",)),
+    Hook(f"{_SRT}.distributed.parallel_state.get_tp_group"),
     Hook(
         f"{_SPEC}.eagle_info.EagleVerifyInput",
         ("draft_token", "custom_mask", "positions", "retrieve_index", "draft_token_num"),

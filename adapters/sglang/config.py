@@ -42,6 +42,8 @@ class HybridConfig:
         suffix_factor: draft length per matched token (arctic-inference's ``max_spec_factor``).
         suffix_min_prob: least path probability of a drafted token.
         profile: step-time profile, a name or a JSON file; None starts from the machine's default.
+        gate_poll_s: seconds between two looks whether the gate folder holds another gate; 0 never
+            looks.
         fault_every: testing aid: the suffix cache raises at every n-th step; 0 is off.
         allow_untested_sglang: start although SGLang is not the version we tested with.
     """
@@ -55,6 +57,7 @@ class HybridConfig:
     suffix_factor: float = 4.0
     suffix_min_prob: float = 0.1
     profile: str | None = None
+    gate_poll_s: float = 1.0
     fault_every: int = 0
     allow_untested_sglang: bool = False
 
@@ -78,6 +81,7 @@ _LEAST: dict[str, float] = {
     "suffix_budget_mb": 1,
     "suffix_factor": 0.1,
     "suffix_min_prob": 0.0,
+    "gate_poll_s": 0.0,
     "fault_every": 0,
 }
 
@@ -91,6 +95,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "suffix_factor": (int, float),
     "suffix_min_prob": (int, float),
     "profile": (str, type(None)),
+    "gate_poll_s": (int, float),
     "fault_every": (int,),
     "allow_untested_sglang": (bool,),
 }

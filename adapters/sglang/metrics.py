@@ -16,13 +16,13 @@ _SOURCES = tuple(source.name.lower() for source in Source)
 
 
 class HybridMetrics:
-    """Counters of steps, rows, draft tokens and fall-backs. One per registry."""
+    """Counters of steps, rows, draft tokens, fall-backs and gates. One per registry."""
 
     def __init__(
         self,
         widths: tuple[int, ...],
         policy: str,
-        gate: str,
+        gate: int,
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         steps = Counter(
@@ -58,6 +58,18 @@ class HybridMetrics:
             ["part"],
             registry=registry,
         )
+        self._gate = Gauge(
+            "hybridspec_gate_fingerprint",
+            "First 48 bits of the sha256 of the gate in use, as a number; 0 without a gate.",
+            multiprocess_mode="liveall",
+            registry=registry,
+        )
+        self._swaps = Counter(
+            "hybridspec_gate_swaps", "Gates taken while serving.", registry=registry
+        )
+        self._refusals = Counter(
+            "hybridspec_gate_refusals", "Gates refused while serving.", registry=registry
+        )
         self._cache_bytes = Gauge(
             "hybridspec_suffix_cache_bytes",
             "Estimated memory of the suffix trees.",
@@ -73,10 +85,11 @@ class HybridMetrics:
         Gauge(
             "hybridspec_info",
             "What decides.",
-            ["policy", "gate"],
+            ["policy"],
             multiprocess_mode="liveall",
             registry=registry,
-        ).labels(policy, gate).set(1)
+        ).labels(policy).set(1)
+        self._gate.set(gate)
 
     def step(
         self, width: int, model_forward: bool, source: NDArray[np.int8], length: NDArray[np.int32]
@@ -101,6 +114,15 @@ class HybridMetrics:
     def fallback(self, part: str) -> None:
         """Count a step or request that went on without ``part``."""
         self._fallbacks.labels(part).inc()
+
+    def gate_swapped(self, fingerprint: int) -> None:
+        """Count a gate that was taken while serving, and show it."""
+        self._swaps.inc()
+        self._gate.set(fingerprint)
+
+    def gate_refused(self) -> None:
+        """Count a gate that was refused while serving; safe from any thread."""
+        self._refusals.inc()
 
     def suffix_cache(self, requests: int, estimated_bytes: int) -> None:
         """Show the suffix cache's size."""

@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import REGISTRY, CollectorRegistry
+from torch.distributed import ProcessGroup
 
 from hybridspec.adapters.base import EMPTY_DRAFT, Draft, Source
 from hybridspec.adapters.sglang.config import HybridConfig
+from hybridspec.adapters.sglang.gate_swaps import GateSwaps
 from hybridspec.adapters.sglang.metrics import HybridMetrics
 from hybridspec.adapters.sglang.predictor import Predictor
 from hybridspec.adapters.sglang.requests import Followed, FollowedRequests, prompt, scope
@@ -84,6 +86,7 @@ class StepPlanner:
         model_steps: int,
         device: str,
         times_steps: bool,
+        ranks: ProcessGroup | None = None,
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         """Set up all parts.
@@ -93,6 +96,7 @@ class StepPlanner:
             model_steps: EAGLE3's draft steps.
             device: ``cpu`` or a CUDA device; picks the step-time profile to start from.
             times_steps: whether wall times of steps are true and may change decisions.
+            ranks: the tensor-parallel ranks' group on the host; None for a single rank.
             registry: where the counters are kept.
         """
         self._model_steps = model_steps
@@ -113,9 +117,19 @@ class StepPlanner:
         self._policy = make_policy(
             settings.policy, ladder=settings.widths, tau=settings.tau, cost=self._cost
         )
+        gate = self._predictor.gate
         self.metrics = HybridMetrics(
-            settings.widths, settings.policy, self._predictor.name, registry
+            settings.widths, settings.policy, gate.fingerprint if gate else 0, registry
         )
+        self._swaps: GateSwaps | None = None
+        if settings.gate is not None and settings.gate_poll_s > 0:
+            self._swaps = GateSwaps(
+                Path(settings.gate),
+                self._predictor,
+                self.metrics,
+                poll_s=settings.gate_poll_s,
+                ranks=ranks,
+            )
         self._buffer = Observations.allocate(SLOTS, self._depth)
         self._pending: _Pending | None = None
         self._logged: set[str] = set()
@@ -133,6 +147,8 @@ class StepPlanner:
         """
         rows, new = self._requests.rows(requests)
         slots = np.array([row.slot for row in rows], np.int64)
+        if self._swaps is not None:
+            self._swaps.between_steps(self._steps)
         self._grow(len(rows))
         self._settle_tokens(rows)
         self._reset(slots[np.array(new)])

@@ -20,7 +20,8 @@ MOST_ROWS = 4096
 
 
 class Predictor:
-    """Survival of cache drafts. Not thread-safe."""
+    """Survival of cache drafts. Not thread-safe. ``gate`` may be set anew between two steps, to one
+    of the same K."""
 
     def __init__(self, gate: str | None, depth: int, slots: int) -> None:
         """Load the gate at folder ``gate``, if given.
@@ -31,13 +32,12 @@ class Predictor:
         Raises:
             GateError: the gate cannot be used.
         """
-        self._gate = load_gate(Path(gate), max_rows=MOST_ROWS) if gate else None
+        self.gate = load_gate(Path(gate), max_rows=MOST_ROWS) if gate else None
         # A gate has learned from drafts of its own length; the policy cuts them to the width.
-        self.depth = self._gate.k if self._gate else depth
+        self.depth = self.gate.k if self.gate else depth
         self._table = CacheAcceptance(self.depth)
         self._history = RequestHistory(slots)
         self.capacity = slots
-        self.name = self._gate.manifest.sha256[:12] if self._gate else "none"
 
     def history(self, slots: NDArray[np.int64]) -> NDArray[np.float32]:
         """History columns of ``slots``, see :class:`RequestHistory`."""
@@ -59,10 +59,10 @@ class Predictor:
         if not len(drafted):
             return result
         rows = observations.take(drafted)
-        if self._gate is None:
+        if self.gate is None:
             values = self._table.survival(rows.match_length, rows.probs)
         else:
-            values = self._gate.judge(rows).survival
+            values = self.gate.judge(rows).survival
         result[drafted] = values
         return result
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from sglang.srt.distributed.parallel_state import get_tp_group
 from sglang.srt.layers.moe.utils import (
     speculative_moe_a2a_backend_context,
     speculative_moe_backend_context,
@@ -42,6 +43,7 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
             # A step's wall time is its true time only where it runs synchronously, and ranks that
             # measure apart would decide apart.
             times_steps=str(self.device) == "cpu" and get_parallel().tp_size == 1,
+            ranks=None if get_parallel().tp_size == 1 else get_tp_group().cpu_group,
         )
 
     def forward_batch_generation(

@@ -1,0 +1,109 @@
+"""Gates swapped under load: every request is served, with plain decoding's token ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine_metrics import Counters
+from engine_servers import EngineServers, generate
+from gate_folders import constant_model
+from hybridspec.demo.lineup import Assets
+from hybridspec.gate.manifest import Manifest
+from hybridspec.loadtest.server import Server
+
+pytestmark = pytest.mark.engine
+
+# The suite swaps some dozens of times; set the variable for more.
+SWAPS = int(os.environ.get("HYBRIDSPEC_TEST_SWAPS", "30"))
+STREAMS = 8
+TOKENS = 24
+# What a scheduler may gain over all swaps after the first few: noise of its allocator.
+MOST_GROWTH = 96 << 20
+
+
+def two_gates(folder: Path) -> list[Path]:
+    """The demo's gate, and one of the same features that believes in every draft."""
+    bundled = Assets.bundled(folder).gate
+    assert bundled is not None
+    made = [Path(shutil.copytree(bundled, folder / name)) for name in ("bundled", "trusting")]
+    manifest = Manifest.read(bundled)
+    curve = tuple(0.95**position for position in range(1, manifest.k + 1))
+    model = constant_model(curve, features=len(manifest.features))
+    (made[1] / "gate.onnx").write_bytes(model)
+    Manifest(manifest.features, manifest.k, hashlib.sha256(model).hexdigest()).write(made[1])
+    return made
+
+
+def memory(server: Server) -> int:
+    """Resident bytes of the scheduler, which holds the gate."""
+    assert server.pid is not None
+    family = psutil.Process(server.pid).children(recursive=True)
+    return max(int(process.memory_info().rss) for process in family)
+
+
+def wait_for_swaps(server: Server, wanted: float) -> None:
+    deadline = time.monotonic() + 60.0
+    while Counters(server)[("gate_swaps",)] < wanted:
+        assert time.monotonic() < deadline, f"swap {wanted:.0f} did not happen"
+        time.sleep(0.1)
+
+
+def test_swaps_under_load_change_no_text(
+    engine: EngineServers,
+    prompts: list[list[int]],
+    plain_text: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    gates = two_gates(tmp_path)
+    served = Path(shutil.copytree(gates[0], tmp_path / "served"))
+    config = tmp_path / "hybrid.json"
+    config.write_text(json.dumps({"gate_poll_s": 0.02}))
+    server = engine("goodput", "--hybrid-gate", str(served), "--hybrid-config", str(config))
+    wrong: list[object] = []
+    enough = threading.Event()
+
+    def keep_asking() -> None:
+        turn = 0
+        while not enough.is_set():
+            chosen = [(turn * STREAMS + i) % len(prompts) for i in range(STREAMS)]
+            try:
+                seen = generate(server, [prompts[i] for i in chosen], TOKENS, concurrency=STREAMS)
+                wrong.extend(
+                    i for i, ids in zip(chosen, seen, strict=True) if ids != plain_text[i][:TOKENS]
+                )
+            except Exception as error:
+                wrong.append(error)
+                return
+            turn += 1
+
+    load = threading.Thread(target=keep_asking)
+    load.start()
+    settled = 0
+    try:
+        for swap in range(1, SWAPS + 1):
+            shutil.copytree(gates[swap % 2], served, dirs_exist_ok=True)
+            wait_for_swaps(server, swap)
+            if swap == min(10, SWAPS - 1):
+                settled = memory(server)
+        growth = memory(server) - settled
+    finally:
+        enough.set()
+        load.join()
+    assert not wrong
+    assert growth < MOST_GROWTH
+    (served / "gate.onnx").write_bytes(b"hello")
+    deadline = time.monotonic() + 30.0
+    while not Counters(server)[("gate_refusals",)] and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert Counters(server)[("gate_refusals",)] == 1
+    assert server.log_text().count("hybridspec: the old gate stays") == 1
+    assert generate(server, prompts[:2], TOKENS) == [ids[:TOKENS] for ids in plain_text[:2]]
