@@ -46,8 +46,8 @@ def train_demo_gate(
         The training summary that stands in the gate's manifest.
     """
     target = ensure_target(progress=say)
-    traces = work / "traces.jsonl"
-    if not traces.is_file():
+    traces = work / "traces"
+    if not traces.is_dir():
         workload = _write_workload(work / "prompts.jsonl", prompts)
         say(f"asking the target {prompts} prompts")
         _collect(target, workload, traces, work / "server.log")
@@ -74,7 +74,7 @@ def _collect(target: Path, workload: Path, traces: Path, log: Path) -> None:
     assets = Assets.bundled(target)
     algorithm = ALGORITHMS["cache" if assets.head else "plain"]
     args = server_args(algorithm, assets, dtype="bfloat16", streams=STREAMS)
-    part = traces.with_suffix(".part")
+    part = traces.with_name(traces.name + ".part")
     with Server(args, log_path=log) as server:
         collect(server.url, [workload], part, streams=STREAMS)
     part.rename(traces)

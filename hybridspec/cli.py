@@ -180,7 +180,7 @@ def demo_train_gate(
 @traces_app.command("collect")
 def traces_collect(
     url: Annotated[str, typer.Option(help="Address of a running server.")],
-    out: Annotated[Path, typer.Option(help="JSON-lines file to write.")],
+    out: Annotated[Path, typer.Option(help="Folder of the trace set to write.")],
     workload: Annotated[list[str], typer.Option(help="Bundled name, file or folder; repeatable.")],
     max_tokens: Annotated[int | None, typer.Option(help="Overrides the workload's limit.")] = None,
     streams: Streams = 8,

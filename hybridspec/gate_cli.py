@@ -15,7 +15,7 @@ app = typer.Typer(help="Train, evaluate and inspect gates.", no_args_is_help=Tru
 
 Traces = Annotated[
     list[Path],
-    typer.Option("--traces", help="Trace file (.jsonl) or a folder of them; repeatable."),
+    typer.Option("--traces", help="Trace set, or a folder of sets; repeatable."),
 ]
 
 
@@ -33,12 +33,13 @@ def train(
     """Train a gate from traces and export it."""
     _need("torch", "arctic_inference")
     try:
+        from hybridspec.gate.traces import trace_sets
         from hybridspec.gate.train import TrainSettings
         from hybridspec.gate_training import train_gate
 
         table = _token_table(tokenizer) if tokenizer else None
         settings = TrainSettings(epochs=epochs, seed=seed)
-        summary = train_gate(_files(traces), out, table=table, settings=settings, say=_say)
+        summary = train_gate(trace_sets(traces), out, table=table, settings=settings, say=_say)
     except GateError as error:
         _leave(error)
     _print_figures(summary["held_out"])
@@ -59,10 +60,11 @@ def evaluate(
     _need("arctic_inference")
     try:
         from hybridspec.gate.store import load_gate
+        from hybridspec.gate.traces import trace_sets
         from hybridspec.gate_training import evaluate_gate
 
         loaded = load_gate(gate) if gate else None
-        seen = evaluate_gate(_files(traces), loaded, held_out=held_out, say=_say)
+        seen = evaluate_gate(trace_sets(traces), loaded, held_out=held_out, say=_say)
     except GateError as error:
         _leave(error)
     if as_json:
@@ -86,15 +88,6 @@ def info(gate: Annotated[Path, typer.Argument(help="Gate folder.")]) -> None:
     typer.echo(f"features   {', '.join(loaded.features.names)}")
     if "held_out" in loaded.manifest.training:
         _print_figures(loaded.manifest.training["held_out"])
-
-
-def _files(paths: list[Path]) -> list[Path]:
-    found: list[Path] = []
-    for path in paths:
-        found += sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    if not found:
-        raise GateError(f"traces: no .jsonl file in {', '.join(map(str, paths))}")
-    return found
 
 
 def _token_table(tokenizer: str) -> Any:

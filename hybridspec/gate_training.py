@@ -1,4 +1,4 @@
-"""From trace files to a gate folder, and figures of a gate: the rooms joined for the command.
+"""From trace sets to a gate folder, and figures of a gate: the rooms joined for the command.
 
 Lives beside the command because it joins rooms that do not import each other: the suffix cache of
 ``adapters``, ``gate`` and ``export``.
@@ -75,10 +75,10 @@ def train_gate(
     settings: TrainSettings | None = None,
     say: Say = print,
 ) -> dict[str, Any]:
-    """Train a gate from trace files and write its folder.
+    """Train a gate from trace sets and write its folder.
 
     Args:
-        traces: trace files, each one server's life: its requests share one suffix tree.
+        traces: trace sets, each one server's life: its requests share one suffix tree.
         out: gate folder to make or replace.
         table: the target's token flags; adds the token features to the default set.
         features: names to use instead of the default set.
@@ -101,7 +101,7 @@ def train_gate(
     if features is None:
         features = [*DRAFT_FEATURES, *HISTORY_FEATURES, *(TOKEN_FEATURES if table else ())]
     feature_set = FeatureSet(features, table)
-    rows = replay_files(traces, passes, k=k, say=say)
+    rows = replay_sets(traces, passes, k=k, say=say)
     matrix, held = feature_set.compute(rows.data.obs), rows.held_out
     say(f"training on {int((~held).sum()):,} rows, {int(held.sum()):,} held out")
     done = fit(
@@ -131,7 +131,7 @@ def evaluate_gate(
     """Figures at every output position: ``pooled`` and one entry per workload.
 
     Args:
-        traces: trace files.
+        traces: trace sets.
         gate: None: the baselines alone.
         held_out: only every fifth request, those that :func:`train_gate` leaves out.
         say: told what happens.
@@ -140,14 +140,14 @@ def evaluate_gate(
         GateError: unreadable traces, or none that can be replayed.
     """
     k = gate.k if gate is not None else DEFAULT_K
-    rows = replay_files(traces, [EVERY_POSITION], k=k, say=say)
+    rows = replay_sets(traces, [EVERY_POSITION], k=k, say=say)
     only = rows.held_out if held_out else np.ones(rows.data.obs.rows, np.bool_)
     survival = _predict(gate, rows.data.obs.take(only)) if gate is not None else None
     return figures(rows, survival, only=only)
 
 
-def replay_files(paths: Sequence[Path], passes: Sequence[StepMix], *, k: int, say: Say) -> Rows:
-    """Replay each file once per pass, on a fresh suffix cache each time."""
+def replay_sets(paths: Sequence[Path], passes: Sequence[StepMix], *, k: int, say: Say) -> Rows:
+    """Replay each set once per pass, on a fresh suffix cache each time."""
     kept: list[Trace] = []
     parts: list[ReplayData] = []
     for path in paths:

@@ -35,7 +35,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_a_bad_workload_is_one_line_and_status_one(tmp_path: Path) -> None:
-    out = str(tmp_path / "traces.jsonl")
+    out = str(tmp_path / "traces")
     done = run(
         "traces", "collect", "--url", "http://127.0.0.1:9", "--workload", "nope", "--out", out
     )

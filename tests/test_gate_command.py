@@ -14,7 +14,7 @@ from hybridspec.gate.features import TOKEN_FEATURES
 from hybridspec.gate.replay import replay
 from hybridspec.gate.store import load_gate
 from hybridspec.gate.tokens import TokenTable
-from hybridspec.gate.traces import Trace, write_traces
+from hybridspec.gate.traces import Trace, trace_sets, write_traces
 from hybridspec.gate.train import TrainSettings
 from hybridspec.gate_cli import app
 from hybridspec.gate_training import evaluate_gate, train_gate
@@ -42,8 +42,10 @@ def made_traces(workload: str, copied: float, count: int, seed: int) -> list[Tra
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("traces")
-    write_traces(folder / "copy.jsonl", made_traces("copy", 0.9, 25, 0))
-    write_traces(folder / "free.jsonl", made_traces("free", 0.1, 25, 1))
+    for name in ("copy", "free"):
+        (folder / name).mkdir()
+    write_traces(folder / "copy" / "all.parquet", made_traces("copy", 0.9, 25, 0))
+    write_traces(folder / "free" / "all.parquet", made_traces("free", 0.1, 25, 1))
     return folder
 
 
@@ -53,9 +55,7 @@ def gate(traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = TokenTable.from_strings(["foo", " ", "1"] * 70)
     settings = TrainSettings(hidden=(16,), epochs=4, batch=256)
     said: list[str] = []
-    summary = train_gate(
-        sorted(traces.glob("*.jsonl")), out, table=table, settings=settings, say=said.append
-    )
+    summary = train_gate(trace_sets([traces]), out, table=table, settings=settings, say=said.append)
     assert summary["data"]["requests"] == 50
     assert set(summary["held_out"]) == {"pooled", "copy", "free"}
     assert any("epoch" in line for line in said)
@@ -86,8 +86,8 @@ def test_commands(gate: Path, traces: Path) -> None:
 
 
 def test_baselines_need_no_gate(traces: Path) -> None:
-    every = evaluate_gate([traces / "copy.jsonl"], say=lambda line: None)
-    held = evaluate_gate([traces / "copy.jsonl"], held_out=True, say=lambda line: None)
+    every = evaluate_gate([traces / "copy"], say=lambda line: None)
+    held = evaluate_gate([traces / "copy"], held_out=True, say=lambda line: None)
     assert 0 < held["pooled"]["rows"] < every["pooled"]["rows"]
     assert "mae" not in every["pooled"]
     done = runner.invoke(app, ["eval", "--traces", str(traces)])
@@ -99,8 +99,8 @@ def test_baselines_need_no_gate(traces: Path) -> None:
     "arguments",
     [
         ["info", "/nonexistent"],
-        ["eval", "--traces", "/nonexistent.jsonl"],
-        ["train", "--traces", "/nonexistent.jsonl", "--out", "/nonexistent/gate"],
+        ["eval", "--traces", "/nonexistent"],
+        ["train", "--traces", "/nonexistent", "--out", "/nonexistent/gate"],
     ],
 )
 def test_refusals_are_one_line(arguments: list[str]) -> None:

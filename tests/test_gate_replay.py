@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +10,9 @@ from numpy.typing import NDArray
 
 from hybridspec.adapters.base import Draft
 from hybridspec.adapters.suffix import SuffixCache
-from hybridspec.gate.errors import GateError
 from hybridspec.gate.features import DRAFT_FEATURES, HISTORY_FEATURES, FeatureSet
 from hybridspec.gate.replay import EVERY_POSITION, ReplayData, StepMix, replay
-from hybridspec.gate.traces import Trace, read_traces, write_traces
+from hybridspec.gate.traces import Trace
 
 FEATURES = FeatureSet([*DRAFT_FEATURES, *HISTORY_FEATURES])
 
@@ -138,45 +135,3 @@ def test_replay_repeats_itself() -> None:
     assert (one.accepted == two.accepted).all()
     empty = replay([], SuffixCache())
     assert empty.obs.rows == empty.steps == 0
-
-
-def test_traces_round_trip(tmp_path: Path) -> None:
-    traces = [
-        *made_traces(2),
-        Trace("s", "w", "k", np.arange(3, dtype=np.int32), np.arange(2), "t"),
-    ]
-    path = tmp_path / "traces.jsonl"
-    write_traces(path, traces)
-    again = read_traces(path)
-    assert [(t.id, t.workload, t.kind, t.scope) for t in again] == [
-        (t.id, t.workload, t.kind, t.scope) for t in traces
-    ]
-    for one, two in zip(traces, again, strict=True):
-        assert one.prompt_ids.tolist() == two.prompt_ids.tolist()
-        assert one.output_ids.tolist() == two.output_ids.tolist()
-        assert two.output_ids.dtype == np.int32
-
-
-def test_public_traces_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "combined_cnn.jsonl"
-    record = {"id": "7", "prompt_token_ids": [1, 2], "generated_token_ids": [3]}
-    path.write_text(json.dumps({**record, "acc_ngram": {"acc_len": [1]}}) + "\n\n")
-    (read,) = read_traces(path)
-    assert (read.id, read.workload, read.prompt_ids.tolist()) == ("7", "cnn", [1, 2])
-
-
-def test_bad_traces_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(GateError, match="cannot be read"):
-        read_traces(tmp_path / "missing.jsonl")
-    path = tmp_path / "bad.jsonl"
-    good = {"id": "1", "workload": "w", "kind": "k", "prompt_ids": [1], "output_ids": [2]}
-    bad = {
-        "{": "line 2",
-        json.dumps({"id": 1}): "field 'workload' is missing",
-        json.dumps({**good, "output_ids": [[1]]}): "whole numbers",
-        json.dumps({**good, "output_ids": [2**40]}): "line 2",
-    }
-    for line, message in bad.items():
-        path.write_text(json.dumps(good) + "\n" + line + "\n")
-        with pytest.raises(GateError, match=message):
-            read_traces(path)

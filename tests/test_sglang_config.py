@@ -27,7 +27,7 @@ def test_defaults_without_anything() -> None:
 
 def test_yaml_and_flags_combine_and_flags_win(tmp_path: Path) -> None:
     file = _write(tmp_path, "policy: cache\nwidths: [1, 4, 8]\ntau: 5\n")
-    settings = config.from_flags("gates/a", "threshold", file)
+    settings = config.from_flags({"gate": "gates/a", "policy": "threshold"}, file)
     assert settings.gate == "gates/a"
     assert settings.policy == "threshold"
     assert settings.widths == (1, 4, 8)
@@ -36,7 +36,7 @@ def test_yaml_and_flags_combine_and_flags_win(tmp_path: Path) -> None:
 
 def test_json_is_read_too(tmp_path: Path) -> None:
     file = _write(tmp_path, '{"policy": "none", "suffix_budget_mb": 8}')
-    assert config.from_flags(None, None, file).suffix_budget_mb == 8
+    assert config.from_flags({"gate": None}, file).suffix_budget_mb == 8
 
 
 def test_published_settings_reach_a_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,14 +64,14 @@ def test_published_settings_reach_a_child_process(monkeypatch: pytest.MonkeyPatc
 def test_bad_files_are_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
     file = _write(tmp_path, text)
     with pytest.raises(config.ConfigError) as caught:
-        config.from_flags(None, None, file)
+        config.from_flags({"gate": None}, file)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(config.ConfigError, match="No such file"):
-        config.from_flags(None, None, str(tmp_path / "nowhere.yaml"))
+        config.from_flags({"gate": None}, str(tmp_path / "nowhere.yaml"))
 
 
 def test_broken_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

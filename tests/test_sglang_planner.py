@@ -42,6 +42,11 @@ class Request:
     finished_reason: Reason | None = None
     cache_salt: str | None = None
     extra_key: str | None = None
+    finished_len: int | None = None
+
+    @property
+    def output_ids_through_stop(self) -> Any:
+        return self.output_ids[: self.finished_len]
 
 
 class Bench:
@@ -240,3 +245,16 @@ def test_ranks_take_a_gate_only_together(
     for each in ranks:
         each.join(60)
     assert [answers[0], answers[1]] == [agreed, agreed]
+
+
+def test_what_lies_beyond_a_stop_is_not_shared() -> None:
+    bench = Bench(policy="cache")
+    first = Request("a", [1, 2, 3], array("q", [50, 51, 52]))
+    bench.step(first, truth={"a": [53]})
+    # The last step's accepted run went past the end token 54.
+    first.output_ids.extend([54, 90, 91, 92])
+    first.finished_len = 5
+    first.finished_reason = Reason("stop")
+    bench.planner.finish("a")
+    plan = bench.step(Request("b", [4, 5], array("q", [50, 51, 52])))
+    assert plan.tokens[0, : plan.length[0]].tolist() == [53, 54]

@@ -89,7 +89,10 @@ HOOKS: tuple[Hook, ...] = (
     Hook(f"{_SRT}.layers.moe.utils.speculative_moe_a2a_backend_context"),
     Hook(
         f"{_SRT}.managers.schedule_batch.Req",
-        ("rid", "origin_input_ids", "output_ids", "finished_reason", "cache_salt", "extra_key"),
+        (
+            *("rid", "origin_input_ids", "output_ids", "output_ids_through_stop"),
+            *("finished_reason", "cache_salt", "extra_key"),
+        ),
     ),
     Hook(f"{_SRT}.model_executor.forward_batch_info.CaptureHiddenMode", ("FULL",)),
     Hook(f"{_SRT}.arg_groups.overrides.resolving_view", ("server_args",)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,11 @@ class HybridConfig:
         profile: step-time profile, a name or a JSON file; None starts from the machine's default.
         gate_poll_s: seconds between two looks whether the gate folder holds another gate; 0 never
             looks.
+        trace_dir: folder to record served requests into, or None; the traces hold token ids of what
+            users wrote.
+        trace_sample: share of requests to record.
+        trace_budget_mb: size of the recorded files, MiB; the oldest go first.
+        trace_features: record the gate's features of every step too.
         fault_every: testing aid: the suffix cache raises at every n-th step; 0 is off.
         allow_untested_sglang: start although SGLang is not the version we tested with.
     """
@@ -58,6 +64,10 @@ class HybridConfig:
     suffix_min_prob: float = 0.1
     profile: str | None = None
     gate_poll_s: float = 1.0
+    trace_dir: str | None = None
+    trace_sample: float = 1.0
+    trace_budget_mb: int = 1024
+    trace_features: bool = False
     fault_every: int = 0
     allow_untested_sglang: bool = False
 
@@ -69,6 +79,8 @@ class HybridConfig:
         widths = self.widths
         if not widths or widths[0] != 1 or list(widths) != sorted(set(widths)) or widths[-1] > 64:
             raise ConfigError(f"widths must rise from 1 to at most 64, got {list(widths)}")
+        if self.trace_sample > 1.0:
+            raise ConfigError(f"trace_sample must be at most 1, got {self.trace_sample}")
         for name, low in _LEAST.items():
             value = getattr(self, name)
             if value < low:
@@ -82,6 +94,8 @@ _LEAST: dict[str, float] = {
     "suffix_factor": 0.1,
     "suffix_min_prob": 0.0,
     "gate_poll_s": 0.0,
+    "trace_sample": 0.0,
+    "trace_budget_mb": 1,
     "fault_every": 0,
 }
 
@@ -96,6 +110,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "suffix_min_prob": (int, float),
     "profile": (str, type(None)),
     "gate_poll_s": (int, float),
+    "trace_dir": (str, type(None)),
+    "trace_sample": (int, float),
+    "trace_budget_mb": (int,),
+    "trace_features": (bool,),
     "fault_every": (int,),
     "allow_untested_sglang": (bool,),
 }
@@ -154,17 +172,14 @@ def read_file(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def from_flags(gate: str | None, policy: str | None, file: str | None) -> HybridConfig:
-    """Combine the flags; a flag wins over the file's key of the same name.
+def from_flags(flags: Mapping[str, str | None], file: str | None) -> HybridConfig:
+    """Combine the flags (by their keys in the file) with the file; a flag that is given wins.
 
     Raises:
         ConfigError: see :func:`read_file` and :func:`from_mapping`.
     """
     values = read_file(Path(file)) if file else {}
-    if gate is not None:
-        values["gate"] = gate
-    if policy is not None:
-        values["policy"] = policy
+    values |= {name: value for name, value in flags.items() if value is not None}
     return from_mapping(values, f"--hybrid-config {file}" if file else "hybridspec flags")
 
 

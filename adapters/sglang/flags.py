@@ -33,6 +33,14 @@ def add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
         "score: by the suffix tree's own score; cache, model, none: one source only.",
     )
     group.add_argument(
+        "--hybrid-trace-dir",
+        type=str,
+        default=None,
+        metavar="DIR",
+        help="Record served requests into this folder, to train gates from. The files hold the "
+        "token ids of prompts and answers.",
+    )
+    group.add_argument(
         "--hybrid-config",
         type=str,
         default=None,
@@ -56,7 +64,8 @@ def from_cli_args(original: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 
 
 def _publish(namespace: argparse.Namespace) -> None:
-    flags = {name: getattr(namespace, f"hybrid_{name}", None) for name in ("gate", "policy")}
+    names = ("gate", "policy", "trace_dir")
+    flags = {name: getattr(namespace, f"hybrid_{name}", None) for name in names}
     file = getattr(namespace, "hybrid_config", None)
     given = any([*flags.values(), file])
     algorithm = getattr(namespace, "speculative_algorithm", None)
@@ -71,6 +80,6 @@ def _publish(namespace: argparse.Namespace) -> None:
         # SGLang reads the head's configuration before it asks a plugin to check anything.
         validate.check_given_folder(getattr(namespace, "speculative_draft_model_path", None))
         if given:
-            config.publish(config.from_flags(flags["gate"], flags["policy"], file))
+            config.publish(config.from_flags(flags, file))
     except (config.ConfigError, FileNotFoundError) as error:
         raise SystemExit(f"hybridspec: {error}") from None

@@ -62,6 +62,10 @@ class GateSwaps:
         self._metrics.gate_swapped(gate.fingerprint)
         logger.info("hybridspec: gate %s of %s is in use", gate.manifest.sha256[:12], self._folder)
 
+    def close(self) -> None:
+        """Watch no more."""
+        self._watch.stop()
+
     def _refused(self, reason: str) -> None:
         self._metrics.gate_refused()
         logger.warning("hybridspec: the old gate stays: %s", reason)

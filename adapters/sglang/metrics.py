@@ -70,6 +70,11 @@ class HybridMetrics:
         self._refusals = Counter(
             "hybridspec_gate_refusals", "Gates refused while serving.", registry=registry
         )
+        self._traces_lost = Counter(
+            "hybridspec_traces_lost",
+            "Recorded requests that could not be written.",
+            registry=registry,
+        )
         self._cache_bytes = Gauge(
             "hybridspec_suffix_cache_bytes",
             "Estimated memory of the suffix trees.",
@@ -123,6 +128,10 @@ class HybridMetrics:
     def gate_refused(self) -> None:
         """Count a gate that was refused while serving; safe from any thread."""
         self._refusals.inc()
+
+    def traces_lost(self, number: int) -> None:
+        """Count recorded requests that could not be written; safe from any thread."""
+        self._traces_lost.inc(number)
 
     def suffix_cache(self, requests: int, estimated_bytes: int) -> None:
         """Show the suffix cache's size."""

@@ -23,10 +23,12 @@ from hybridspec.adapters.sglang.gate_swaps import GateSwaps
 from hybridspec.adapters.sglang.metrics import HybridMetrics
 from hybridspec.adapters.sglang.predictor import Predictor
 from hybridspec.adapters.sglang.requests import Followed, FollowedRequests, prompt, scope
+from hybridspec.adapters.sglang.trace_recorder import TraceRecorder
 from hybridspec.adapters.suffix import SuffixCache
 from hybridspec.gate.acceptance import ModelAcceptance
 from hybridspec.gate.base import Decision, StepView
 from hybridspec.gate.cost import StepTimeModel
+from hybridspec.gate.features import DRAFT_FEATURES, HISTORY_FEATURES, FeatureSet
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.policy import make_policy
 
@@ -38,6 +40,8 @@ SLOTS = 64
 """Request slots at first; they double when more requests run at once."""
 FREE_MODEL_TOKENS = 1
 """Tokens of EAGLE3's chain that need no draft forward: draft-extend has predicted the first."""
+PLAIN_FEATURES = (*DRAFT_FEATURES, *HISTORY_FEATURES)
+"""Features that a server without a gate can log: all that need no token table."""
 LONGEST_IDLE = 0.5
 """Seconds. A gap between two steps longer than this is idling, not step overhead."""
 
@@ -73,6 +77,7 @@ class _Pending:
     observations: Observations
     context_tokens: int
     foretold: NDArray[np.int64] | None
+    number: int
     accepted: NDArray[np.int32] | None = None
 
 
@@ -87,6 +92,8 @@ class StepPlanner:
         device: str,
         times_steps: bool,
         ranks: ProcessGroup | None = None,
+        model: str = "",
+        records: bool = True,
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         """Set up all parts.
@@ -96,6 +103,8 @@ class StepPlanner:
             model_steps: EAGLE3's draft steps.
             device: ``cpu`` or a CUDA device; picks the step-time profile to start from.
             times_steps: whether wall times of steps are true and may change decisions.
+            model: name of the target, for traces.
+            records: whether this rank writes traces, where a folder for them is given.
             ranks: the tensor-parallel ranks' group on the host; None for a single rank.
             registry: where the counters are kept.
         """
@@ -108,7 +117,7 @@ class StepPlanner:
             max_spec_factor=settings.suffix_factor,
             min_token_prob=settings.suffix_min_prob,
         )
-        self._requests = FollowedRequests(SLOTS, self._cache.discard)
+        self._requests = FollowedRequests(SLOTS, self._vanished)
         widest = settings.widths[-1] - 1
         self._predictor = Predictor(settings.gate, widest, SLOTS)
         self._depth = max(widest, self._predictor.depth)
@@ -129,6 +138,18 @@ class StepPlanner:
                 self.metrics,
                 poll_s=settings.gate_poll_s,
                 ranks=ranks,
+            )
+        self._recorder = self._logged_features = None
+        if settings.trace_dir is not None and records:
+            if settings.trace_features:
+                self._logged_features = gate.features if gate else FeatureSet(PLAIN_FEATURES)
+            self._recorder = TraceRecorder(
+                Path(settings.trace_dir),
+                sample=settings.trace_sample,
+                budget_bytes=settings.trace_budget_mb << 20,
+                features=self._logged_features.names if self._logged_features else (),
+                model=model,
+                lost=self.metrics.traces_lost,
             )
         self._buffer = Observations.allocate(SLOTS, self._depth)
         self._pending: _Pending | None = None
@@ -158,7 +179,9 @@ class StepPlanner:
         decision = self._guarded("policy", lambda: self._policy.decide(view), _plain(view.rows))
         plan = _carry_out(decision, observations)
         self.metrics.step(plan.width, plan.model_forward, plan.source, plan.length)
-        self._pending = _Pending(rows, slots, plan, observations, view.context_tokens, foretold)
+        self._pending = _Pending(
+            rows, slots, plan, observations, view.context_tokens, foretold, self._steps
+        )
         self._steps += 1
         return plan
 
@@ -172,6 +195,8 @@ class StepPlanner:
         self.metrics.outcome(plan.source, pending.accepted)
         model = plan.source == Source.MODEL
         self._acceptance.observe(pending.slots[model], plan.length[model], pending.accepted[model])
+        if self._recorder is not None:
+            self._guarded("traces", lambda: self._record(pending), None)
 
     def ran(self, started: float, ended: float) -> None:
         """Take in when the planned step ran, ``time.perf_counter()`` seconds."""
@@ -197,18 +222,58 @@ class StepPlanner:
     def finish(self, rid: str) -> None:
         """A request ended; its response stays in the shared tree unless it was aborted."""
         row = self._requests.pop(rid)
-        if row is not None:
-            self._guarded("suffix_cache", lambda: self._close(rid, row), None)
+        if row is None:
+            return
+        self._guarded("suffix_cache", lambda: self._close(rid, row), None)
+        if self._recorder is not None:
+            self._guarded("traces", lambda: self._record_end(rid, row), None)
+
+    def close(self) -> None:
+        """Write the traces that wait, and look at the gate's folder no more."""
+        if self._recorder is not None:
+            self._recorder.close()
+        if self._swaps is not None:
+            self._swaps.close()
+
+    def _vanished(self, rid: str) -> None:
+        self._cache.discard(rid)
+        if self._recorder is not None:
+            self._recorder.drop(rid)
 
     def flush(self) -> None:
         """Forget every cached continuation (flushed cache, changed weights)."""
         self._guarded("suffix_cache", self._cache.flush, None)
 
+    def _record(self, pending: _Pending) -> None:
+        assert self._recorder is not None
+        assert pending.accepted is not None
+        known, features = pending.observations, None
+        if self._logged_features is not None:
+            features = self._logged_features.compute(known)
+            features[known.length == 0] = np.nan
+        self._recorder.step(
+            pending.number,
+            [row.request.rid for row in pending.rows],
+            known.generated_length,
+            pending.plan.source,
+            pending.plan.width,
+            pending.plan.length,
+            pending.accepted,
+            features,
+        )
+
+    def _record_end(self, rid: str, row: Followed) -> None:
+        assert self._recorder is not None
+        shared_by = scope(row.request)
+        named = None if shared_by == (None, None) else str(shared_by)
+        output = row.whole_output()
+        self._recorder.finish(rid, prompt(row.request), output, named, row.ended_by())
+
     def _close(self, rid: str, row: Followed) -> None:
         if row.aborted():
             self._cache.discard(rid)
             return
-        self._cache.extend(rid, row.new_tokens())
+        self._cache.extend(rid, row.last_tokens())
         self._cache.finish(rid)
 
     def _settle_tokens(self, rows: list[Followed]) -> None:

@@ -41,14 +41,27 @@ class Followed:
         self.taken = len(output)
         return fresh
 
+    def last_tokens(self) -> NDArray[np.int32]:
+        """As :meth:`new_tokens`, of a request that ended: nothing beyond its end. An accepted run
+        may reach past a stop token or the token limit; SGLang keeps that in ``output_ids``."""
+        return self.whole_output()[self.taken :]
+
+    def whole_output(self) -> NDArray[np.int32]:
+        """The output of a request that ended, as its user got it, int32 ``[n]``."""
+        return np.array(self.request.output_ids_through_stop, dtype=np.int32)
+
     def output(self) -> NDArray[np.int32]:
         """All output tokens taken so far, int32 ``[n]``."""
         return np.array(self.request.output_ids[: self.taken], dtype=np.int32)
 
+    def ended_by(self) -> str:
+        """How the request ended (``stop``, ``length``, ``abort``); empty while it has not."""
+        reason = self.request.finished_reason
+        return "" if reason is None else str(reason.to_json().get("type", ""))
+
     def aborted(self) -> bool:
         """Whether the request ended by an abort, so that its response should not be kept."""
-        reason = self.request.finished_reason
-        return reason is not None and reason.to_json().get("type") == "abort"
+        return self.ended_by() == "abort"
 
 
 class FollowedRequests:

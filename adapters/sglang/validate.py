@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from hybridspec.adapters import eagle3_head
@@ -58,6 +59,13 @@ def _problems(args: Any) -> Iterator[str]:
             store.load_gate(Path(settings.gate))
         except GateError as error:
             yield str(error)
+    if settings.trace_dir is not None:
+        try:
+            Path(settings.trace_dir).mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=settings.trace_dir):
+                pass
+        except OSError as error:
+            yield f"--hybrid-trace-dir {settings.trace_dir} cannot be written: {error.strerror}"
 
 
 def _flag_problems(args: Any) -> Iterator[str]:

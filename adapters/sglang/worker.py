@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
             # A step's wall time is its true time only where it runs synchronously, and ranks that
             # measure apart would decide apart.
             times_steps=str(self.device) == "cpu" and get_parallel().tp_size == 1,
+            model=Path(server_args.model_path).name,
+            records=get_parallel().tp_rank == 0,
             ranks=None if get_parallel().tp_size == 1 else get_tp_group().cpu_group,
         )
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from hybridspec.demo.collect import collect
+from hybridspec.gate.traces import read_traces
 from hybridspec.loadtest.server import Server
 
 COMMAND = (sys.executable, str(Path(__file__).parents[1] / "loadtest" / "http_server.py"))
@@ -24,16 +25,12 @@ def test_traces_hold_prompt_and_output_tokens(tmp_path: Path) -> None:
         for text in ("ab", "cd", "ef")
     ]
     workload.write_text("".join(json.dumps(record) + "\n" for record in records))
-    out = tmp_path / "deep" / "traces.jsonl"
+    out = tmp_path / "deep" / "traces"
     with Server([], log_path=tmp_path / "log", command=COMMAND) as server:
         written = collect(server.url, [workload], out, max_tokens=3, streams=2, limit=2)
     assert written == 2
-    traces = [json.loads(line) for line in out.read_text().splitlines()]
-    assert traces[0] == {
-        "id": "ab",
-        "workload": "w",
-        "kind": "chat",
-        "prompt_ids": [97, 98],
-        "output_ids": [97, 97, 97],
-    }
-    assert traces[1]["prompt_ids"] == [99, 100]
+    first, second = read_traces(out)
+    assert (first.id, first.workload, first.kind) == ("ab", "w", "chat")
+    assert first.prompt_ids.tolist() == [97, 98]
+    assert first.output_ids.tolist() == [97, 97, 97]
+    assert second.prompt_ids.tolist() == [99, 100]
