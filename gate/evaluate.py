@@ -6,8 +6,6 @@ and recall of its gate at that length.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -64,34 +62,6 @@ def judge(length: NDArray[np.float32], accepted: NDArray[np.int32]) -> dict[str,
         "precision": precision,
         "recall": recall,
         "precision_at_recall_0.7": precision_at_recall(length, hit),
-    }
-
-
-def evaluate(
-    survival: NDArray[np.float32] | None,
-    accepted: NDArray[np.int32],
-    score: NDArray[np.float32],
-    match_length: NDArray[np.int32],
-) -> dict[str, Any]:
-    """Figures of a gate and of the baselines that need none, on the same rows.
-
-    Args:
-        survival: float32 ``[rows, K]``, the gate's curves; None leaves the gate's figures out.
-        accepted: int32 ``[rows]``.
-        score: float32 ``[rows]``, the suffix tree's score.
-        match_length: int32 ``[rows]``.
-
-    Returns:
-        ``rows``, ``hits``, the gate's figures (see :func:`judge_curves`) and ``baselines`` by name.
-    """
-    return {
-        "rows": len(accepted),
-        "hits": int((accepted >= HIT).sum()),
-        **(judge_curves(survival, accepted) if survival is not None else {}),
-        "baselines": {
-            "score": judge(score, accepted),
-            "match_length": judge(match_length.astype(np.float32), accepted),
-        },
     }
 
 

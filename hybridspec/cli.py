@@ -104,7 +104,7 @@ def demo_train_head(
     work: Annotated[Path, typer.Option(help="Corpus and checkpoints; several GB.")] = Path(
         "build/head-work"
     ),
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts that the target answers.")] = 3000,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts that the target answers.")] = 4400,
     corpus_minutes: Annotated[float | None, typer.Option(help="Limit of the corpus stage.")] = None,
     train_minutes: Annotated[
         float | None, typer.Option(help="Limit of the training stage.")

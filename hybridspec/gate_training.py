@@ -6,8 +6,9 @@ Lives beside the command because it joins rooms that do not import each other: t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridspec.adapters.suffix import SuffixCache
+from hybridspec.gate.baselines import Baseline, online_table, simple_baselines
 from hybridspec.gate.errors import GateError
-from hybridspec.gate.evaluate import evaluate
+from hybridspec.gate.evaluate import HIT, judge_curves
 from hybridspec.gate.features import DRAFT_FEATURES, HISTORY_FEATURES, TOKEN_FEATURES, FeatureSet
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.replay import DEFAULT_K, EVERY_POSITION, ReplayData, StepMix, replay
@@ -46,10 +48,12 @@ class Rows:
     Attributes:
         data: observations, labels, groups.
         traces: the traces that ``data.trace`` points to.
+        sets: rows of each trace set's replay, in order.
     """
 
     data: ReplayData
     traces: list[Trace]
+    sets: dict[str, NDArray[np.intp]] = field(default_factory=dict)
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
@@ -88,8 +92,8 @@ def train_gate(
         say: told what happens, a line at a time.
 
     Returns:
-        The summary that stands in the manifest: ``data``, ``fit``, ``held_out`` (``pooled`` and one
-        entry per workload, see :func:`hybridspec.gate.evaluate.evaluate`).
+        The summary that stands in the manifest: ``data``, ``fit``, ``held_out`` (see
+        :func:`figures`).
 
     Raises:
         GateError: unreadable traces, too few of them, unknown features, or failed parity.
@@ -119,7 +123,8 @@ def train_gate(
     }
     for name, mask in rows.workloads.items():
         summary["data"]["workloads"][name] = int(mask.sum())
-    summary["held_out"] = figures(rows, predict(done.model, matrix[held]), only=held)
+    baselines = simple_baselines(rows.data.obs)
+    summary["held_out"] = figures(rows, predict(done.model, matrix[held]), baselines, only=held)
     export_gate(done.model, features, out, rows=matrix[held], table=table, training=summary)
     say(f"wrote {out}")
     return summary
@@ -141,15 +146,38 @@ def evaluate_gate(
     """
     k = gate.k if gate is not None else DEFAULT_K
     rows = replay_sets(traces, [EVERY_POSITION], k=k, say=say)
-    only = rows.held_out if held_out else np.ones(rows.data.obs.rows, np.bool_)
-    survival = _predict(gate, rows.data.obs.take(only)) if gate is not None else None
-    return figures(rows, survival, only=only)
+    data = rows.data
+    only = rows.held_out if held_out else np.ones(data.obs.rows, np.bool_)
+    survival = _predict(gate, data.obs.take(only)) if gate is not None else None
+    baselines = simple_baselines(data.obs)
+    tables = [online_table(data.obs.take(part), data.accepted[part]) for part in rows.sets.values()]
+    baselines["online_table"] = Baseline(survival=np.concatenate(tables))
+    if held_out and (paper := _paper_gate(rows, gate, say)) is not None:
+        baselines["paper"] = paper
+    return figures(rows, survival, baselines, only=only)
+
+
+def _paper_gate(rows: Rows, gate: Gate | None, say: Say) -> Baseline | None:
+    """The paper's gate, trained on what is not held out; None without Torch or such rows."""
+    held = rows.held_out
+    if find_spec("torch") is None or held.all() or not held.any():
+        return None
+    from hybridspec.gate.paper import fit_and_predict
+
+    features = gate.features if gate else FeatureSet([*DRAFT_FEATURES, *HISTORY_FEATURES])
+    matrix = features.compute(rows.data.obs)
+    say(f"training the paper's gate on {int((~held).sum()):,} rows, for comparison")
+    length = np.zeros(len(matrix), np.float32)
+    length[held] = fit_and_predict(matrix[~held], rows.data.accepted[~held], matrix[held])
+    return Baseline(length)
 
 
 def replay_sets(paths: Sequence[Path], passes: Sequence[StepMix], *, k: int, say: Say) -> Rows:
     """Replay each set once per pass, on a fresh suffix cache each time."""
     kept: list[Trace] = []
     parts: list[ReplayData] = []
+    sets: dict[str, NDArray[np.intp]] = {}
+    done = 0
     for path in paths:
         read = read_traces(path)
         traces = [trace for trace in read if len(trace.output_ids) < MAX_OUTPUT]
@@ -158,26 +186,47 @@ def replay_sets(paths: Sequence[Path], passes: Sequence[StepMix], *, k: int, say
             part = replay(traces, SuffixCache(), k=k, mix=mix, seed=seed)
             part.trace[:] += len(kept)
             parts.append(part)
+            sets[f"{path}, pass {seed}"] = np.arange(done, done + part.obs.rows)
+            done += part.obs.rows
         kept += traces
     if not parts or not any(part.obs.rows for part in parts):
         raise GateError("traces: no position has a cache draft; collect more traces")
-    return Rows(_join(parts), kept)
+    return Rows(_join(parts), kept, sets)
 
 
 def figures(
-    rows: Rows, survival: NDArray[np.float32] | None, *, only: NDArray[np.bool_]
+    rows: Rows,
+    survival: NDArray[np.float32] | None,
+    baselines: Mapping[str, Baseline],
+    *,
+    only: NDArray[np.bool_],
 ) -> dict[str, Any]:
-    """``pooled`` and one entry per workload over the rows of ``only``, whose curves are given."""
+    """Figures over the rows of ``only``: ``pooled`` and one entry per workload.
+
+    Args:
+        rows: all rows.
+        survival: float32 ``[rows of only, K]``, the gate's curves; None leaves its figures out.
+        baselines: by name, over all rows.
+        only: bool ``[rows]``.
+
+    Returns:
+        Of each: ``rows``, ``hits``, the gate's figures (see
+        :func:`hybridspec.gate.evaluate.judge_curves`) and ``baselines`` by name.
+    """
     data = rows.data.take(only)
     masks = {"pooled": np.ones(data.obs.rows, np.bool_)}
     masks |= {name: mask[only] for name, mask in rows.workloads.items()}
+    kept = {name: baseline.take(only) for name, baseline in baselines.items()}
     return {
-        name: evaluate(
-            survival[mask] if survival is not None else None,
-            data.accepted[mask],
-            data.obs.score[mask],
-            data.obs.match_length[mask],
-        )
+        name: {
+            "rows": int(mask.sum()),
+            "hits": int((data.accepted[mask] >= HIT).sum()),
+            **(judge_curves(survival[mask], data.accepted[mask]) if survival is not None else {}),
+            "baselines": {
+                each: baseline.take(mask).judge(data.accepted[mask])
+                for each, baseline in kept.items()
+            },
+        }
         for name, mask in masks.items()
     }
 

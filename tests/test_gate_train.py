@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from hybridspec.gate.errors import GateError
 from hybridspec.gate.evaluate import (
     auc,
-    evaluate,
     expected_calibration_error,
     judge,
+    judge_curves,
     precision_at_recall,
     precision_recall,
 )
@@ -110,13 +110,10 @@ def test_calibration_error() -> None:
 def test_evaluation_of_a_perfect_gate() -> None:
     accepted = np.array([0, 3, 6, 8, 7, 0], np.int32)
     survival = (np.arange(K) < accepted[:, None]).astype(np.float32)
-    seen = evaluate(survival, accepted, np.full(6, 9, np.float32), np.full(6, 2, np.int32))
-    assert (seen["rows"], seen["hits"]) == (6, 3)
+    seen = judge_curves(survival, accepted)
     for name in ("auc", "precision", "recall", "precision_at_recall_0.7"):
         assert seen[name] == 1.0
     assert seen["mae"] == seen["mae_mean"] == seen["ece"] == 0.0
-    assert seen["baselines"]["score"]["precision"] == 0.5
-    assert seen["baselines"]["match_length"]["recall"] == 0.0
 
 
 def test_figures_without_rows_or_hits_are_nan() -> None:

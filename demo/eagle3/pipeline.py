@@ -36,7 +36,7 @@ def train_head(
     work: Path,
     out: Path,
     *,
-    prompts: int = 3000,
+    prompts: int = 4400,
     config: TrainConfig | None = None,
     corpus_s: float | None = None,
     train_s: float | None = None,
