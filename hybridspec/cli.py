@@ -185,16 +185,31 @@ def traces_collect(
     max_tokens: Annotated[int | None, typer.Option(help="Overrides the workload's limit.")] = None,
     streams: Streams = 8,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many prompts.")] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="Folder or name of the target's tokenizer, for a server not SGLang's."),
+    ] = None,
 ) -> None:
     """Send prompts to a running server and keep prompt and output token ids."""
-    _need(("httpx", "loadtest"))
+    _need(("httpx", "loadtest"), ("pyarrow", "loadtest"))
     from hybridspec.demo.collect import collect
+    from hybridspec.gate.errors import GateError
+    from hybridspec.gate_cli import load_tokenizer
     from hybridspec.loadtest.client import RequestFailed
     from hybridspec.loadtest.workloads import BadWorkload
 
     try:
-        count = collect(url, workload, out, max_tokens=max_tokens, streams=streams, limit=limit)
-    except (BadWorkload, RequestFailed) as error:
+        loaded = None if tokenizer is None else load_tokenizer(tokenizer)
+        count = collect(
+            url,
+            workload,
+            out,
+            max_tokens=max_tokens,
+            streams=streams,
+            limit=limit,
+            tokenizer=loaded,
+        )
+    except (BadWorkload, RequestFailed, GateError) as error:
         _leave(str(error))
     else:
         typer.echo(f"{count} traces in {out}")

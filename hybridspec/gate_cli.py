@@ -90,16 +90,25 @@ def info(gate: Annotated[Path, typer.Argument(help="Gate folder.")]) -> None:
         _print_figures(loaded.manifest.training["held_out"])
 
 
-def _token_table(tokenizer: str) -> Any:
-    from hybridspec.gate.tokens import TokenTable
+def load_tokenizer(name: str) -> Any:
+    """A Hugging Face tokenizer.
 
+    Raises:
+        GateError: it cannot be loaded.
+    """
     try:
         from transformers import AutoTokenizer
 
-        loaded = AutoTokenizer.from_pretrained(tokenizer)
+        return AutoTokenizer.from_pretrained(name)
     except (ImportError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise GateError(f"tokenizer: {tokenizer} cannot be loaded ({reason})") from None
+        raise GateError(f"tokenizer: {name} cannot be loaded ({reason})") from None
+
+
+def _token_table(tokenizer: str) -> Any:
+    from hybridspec.gate.tokens import TokenTable
+
+    loaded = load_tokenizer(tokenizer)
     return TokenTable.from_decoder(lambda token: str(loaded.decode([token])), len(loaded))
 
 
