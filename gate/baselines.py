@@ -37,6 +37,14 @@ class Baseline:
             None if self.chosen is None else self.chosen[mask],
         )
 
+    def rank(self) -> NDArray[np.float32]:
+        """What it orders rows by for "at least ``HIT`` accepted": float32 ``[rows]``."""
+        if self.survival is not None:
+            chance: NDArray[np.float32] = self.survival[:, HIT - 1]
+            return chance
+        assert self.length is not None
+        return self.length
+
     def judge(self, accepted: NDArray[np.int32]) -> dict[str, float]:
         """Its figures, see :func:`hybridspec.gate.evaluate.judge`."""
         if self.survival is not None:

@@ -10,6 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 HIT = 6
+PRICE = 0.1
+"""Accepted tokens that verifying one token costs in :func:`regret`: as in a batch in which ten
+verified tokens take as long as a step. A choice, to compare predictors."""
 _BINS = 15
 
 
@@ -30,6 +33,50 @@ def expected_calibration_error(chance: NDArray[np.float32], hit: NDArray[np.bool
     index = np.minimum((chance * _BINS).astype(np.int64), _BINS - 1)
     gap = np.bincount(index, chance - hit, minlength=_BINS)
     return float(np.abs(gap).sum() / len(hit))
+
+
+def reliability(chance: NDArray[np.float32], hit: NDArray[np.bool_]) -> list[list[float]]:
+    """[mean predicted chance, observed share of hits, rows] of each bin that has rows."""
+    index = np.minimum((chance * _BINS).astype(np.int64), _BINS - 1)
+    rows = np.bincount(index, minlength=_BINS)
+    sums = (np.bincount(index, each, minlength=_BINS) for each in (chance, hit))
+    table = np.stack([*(each / np.maximum(rows, 1) for each in sums), rows], axis=1)
+    return [[round(float(value), 4) for value in line] for line in table[rows > 0]]
+
+
+def precision_recall_curve(
+    score: NDArray[np.float32], hit: NDArray[np.bool_], points: int = 50
+) -> list[list[float]]:
+    """[recall, precision] at cuts of ``score`` that reach evenly spaced recalls; empty without
+    hits. Ties are cut together."""
+    hits = int(hit.sum())
+    if not hits:
+        return []
+    order = np.argsort(-score, kind="stable")
+    ranked, found = score[order], np.cumsum(hit[order])
+    last_of_tie = np.append(ranked[1:] != ranked[:-1], True)
+    at = np.unique(np.searchsorted(found, np.ceil(np.linspace(0.02, 1.0, points) * hits)))
+    ends = np.flatnonzero(last_of_tie)
+    at = np.unique(ends[np.searchsorted(ends, at)])
+    return [
+        [round(float(found[i] / hits), 4), round(float(found[i] / (i + 1)), 4)] for i in at.tolist()
+    ]
+
+
+def regret(
+    survival: NDArray[np.float32], accepted: NDArray[np.int32], price: float = PRICE
+) -> float:
+    """Mean loss per row against knowing the accepted length, in accepted tokens.
+
+    The curve's verify length is the one with most expected accepted tokens less ``price`` for each
+    verified token; who knows the truth verifies exactly what will be accepted.
+    """
+    if not len(accepted):
+        return float("nan")
+    worth = np.cumsum(survival - price, axis=1)
+    length = np.where(worth.max(axis=1) > 0.0, worth.argmax(axis=1) + 1, 0)
+    got = np.minimum(accepted, length) - price * length
+    return float((accepted * (1.0 - price) - got).mean())
 
 
 def precision_recall(chosen: NDArray[np.bool_], hit: NDArray[np.bool_]) -> tuple[float, float]:
@@ -81,4 +128,5 @@ def judge_curves(survival: NDArray[np.float32], accepted: NDArray[np.int32]) -> 
     mean = survival.sum(axis=1)
     seen["mae_mean"] = float(np.abs(mean - accepted).mean()) if len(accepted) else float("nan")
     seen["ece"] = expected_calibration_error(chance, hit)
+    seen["regret"] = regret(survival, accepted)
     return seen

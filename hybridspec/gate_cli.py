@@ -55,6 +55,9 @@ def evaluate(
         bool, typer.Option("--held-out", help="Only the requests that training leaves out.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with plots to this file.")
+    ] = None,
 ) -> None:
     """Judge a gate, and the baselines that need none, on traces."""
     _need("arctic_inference")
@@ -67,6 +70,12 @@ def evaluate(
         seen = evaluate_gate(trace_sets(traces), loaded, held_out=held_out, say=_say)
     except GateError as error:
         _leave(error)
+    if html is not None:
+        _need("plotly")
+        from hybridspec.gate_report import write_report
+
+        write_report(seen, html)
+        _say(f"wrote {html}")
     if as_json:
         typer.echo(json.dumps(_without_nan(seen)))
     else:

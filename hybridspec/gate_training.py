@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hybridspec.adapters.suffix import SuffixCache
 from hybridspec.gate.baselines import Baseline, online_table, simple_baselines
 from hybridspec.gate.errors import GateError
-from hybridspec.gate.evaluate import HIT, judge_curves
+from hybridspec.gate.evaluate import HIT, judge_curves, precision_recall_curve, reliability
 from hybridspec.gate.features import DRAFT_FEATURES, HISTORY_FEATURES, TOKEN_FEATURES, FeatureSet
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.replay import DEFAULT_K, EVERY_POSITION, ReplayData, StepMix, replay
@@ -135,6 +135,9 @@ def evaluate_gate(
 ) -> dict[str, Any]:
     """Figures at every output position: ``pooled`` and one entry per workload.
 
+    Each as :func:`figures` gives them, with ``curves`` (recall and precision of every predictor)
+    and, of the gate, ``reliability``.
+
     Args:
         traces: trace sets.
         gate: None: the baselines alone.
@@ -154,7 +157,30 @@ def evaluate_gate(
     baselines["online_table"] = Baseline(survival=np.concatenate(tables))
     if held_out and (paper := _paper_gate(rows, gate, say)) is not None:
         baselines["paper"] = paper
-    return figures(rows, survival, baselines, only=only)
+    seen = figures(rows, survival, baselines, only=only)
+    if survival is not None:
+        baselines["gate"] = Baseline(survival=_spread(survival, only))
+    for name, mask in _masks(rows).items():
+        mask = mask & only
+        hit = data.accepted[mask] >= HIT
+        seen[name]["curves"] = {
+            each: precision_recall_curve(baseline.take(mask).rank(), hit)
+            for each, baseline in baselines.items()
+        }
+        if survival is not None:
+            seen[name]["reliability"] = reliability(baselines["gate"].take(mask).rank(), hit)
+    return seen
+
+
+def _spread(values: NDArray[np.float32], only: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """``values`` of the rows of ``only`` among all rows; zero elsewhere."""
+    full = np.zeros((len(only), values.shape[1]), np.float32)
+    full[only] = values
+    return full
+
+
+def _masks(rows: Rows) -> dict[str, NDArray[np.bool_]]:
+    return {"pooled": np.ones(rows.data.obs.rows, np.bool_), **rows.workloads}
 
 
 def _paper_gate(rows: Rows, gate: Gate | None, say: Say) -> Baseline | None:
@@ -214,8 +240,7 @@ def figures(
         :func:`hybridspec.gate.evaluate.judge_curves`) and ``baselines`` by name.
     """
     data = rows.data.take(only)
-    masks = {"pooled": np.ones(data.obs.rows, np.bool_)}
-    masks |= {name: mask[only] for name, mask in rows.workloads.items()}
+    masks = {name: mask[only] for name, mask in _masks(rows).items()}
     kept = {name: baseline.take(only) for name, baseline in baselines.items()}
     return {
         name: {

@@ -74,15 +74,21 @@ def test_a_trained_gate_is_served_with_its_own_token_table(gate: Path) -> None:
 
 
 @pytest.mark.slow
-def test_commands(gate: Path, traces: Path) -> None:
+def test_commands(gate: Path, traces: Path, tmp_path: Path) -> None:
     shown = runner.invoke(app, ["info", str(gate)])
     assert shown.exit_code == 0
     assert "probe passed" in shown.stdout
-    done = runner.invoke(app, ["eval", "--traces", str(traces), "--gate", str(gate), "--json"])
+    page = tmp_path / "deep" / "gate.html"
+    args = ["eval", "--traces", str(traces), "--gate", str(gate), "--held-out", "--json"]
+    done = runner.invoke(app, [*args, "--html", str(page)])
     assert done.exit_code == 0
+    assert "Calibration of the gate" in page.read_text()
     seen = json.loads(done.stdout)
     assert set(seen) == {"pooled", "copy", "free"}
-    assert {"precision", "recall", "ece", "mae", "baselines"} <= set(seen["pooled"])
+    assert {"precision", "recall", "ece", "mae", "regret", "baselines"} <= set(seen["pooled"])
+    compared = {"score", "match_length", "sam_decoding", "automaton", "online_table", "paper"}
+    assert set(seen["copy"]["baselines"]) == compared
+    assert sum(rows for _, _, rows in seen["pooled"]["reliability"]) == seen["pooled"]["rows"]
 
 
 def test_baselines_need_no_gate(traces: Path) -> None:

@@ -15,6 +15,9 @@ from hybridspec.gate.evaluate import (
     judge_curves,
     precision_at_recall,
     precision_recall,
+    precision_recall_curve,
+    regret,
+    reliability,
 )
 from hybridspec.gate.train import TrainSettings, fit, split_groups, survival_loss
 
@@ -105,6 +108,30 @@ def test_calibration_error() -> None:
     exact = np.concatenate([np.arange(1000) < 100, np.arange(1000) < 900])
     assert expected_calibration_error(chance, exact) == pytest.approx(0.0, abs=1e-6)
     assert expected_calibration_error(chance, ~exact) == pytest.approx(0.8, abs=1e-6)
+
+
+def test_curves_of_precision_and_recall() -> None:
+    score = np.array([9, 9, 7, 5, 5, 1], np.float32)
+    hit = np.array([1, 0, 1, 1, 0, 0], np.bool_)
+    seen = {(r, p) for r, p in precision_recall_curve(score, hit)}
+    assert seen == {(0.3333, 0.5), (0.6667, 0.6667), (1.0, 0.6)}
+    assert precision_recall_curve(score, np.zeros(6, np.bool_)) == []
+
+
+def test_reliability_counts_every_row() -> None:
+    chance = np.array([0.02, 0.02, 0.98, 1.0], np.float32)
+    bins = reliability(chance, np.array([0, 1, 1, 1], np.bool_))
+    assert bins == [[0.02, 0.5, 2.0], [0.99, 1.0, 2.0]]
+
+
+def test_regret_is_zero_for_the_truth_and_the_price_of_folly_otherwise() -> None:
+    accepted = np.array([0, 3, 8], np.int32)
+    truth = (np.arange(K) < accepted[:, None]).astype(np.float32)
+    assert regret(truth, accepted) == pytest.approx(0.0, abs=1e-6)
+    never, always = np.zeros((3, K), np.float32), np.ones((3, K), np.float32)
+    assert regret(never, accepted) == pytest.approx((3 + 8) * 0.9 / 3)
+    assert regret(always, accepted) == pytest.approx((8 + 5) * 0.1 / 3)
+    assert np.isnan(regret(never[:0], accepted[:0]))
 
 
 def test_evaluation_of_a_perfect_gate() -> None:
