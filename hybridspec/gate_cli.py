@@ -82,6 +82,29 @@ def evaluate(
         _print_figures(seen)
 
 
+@app.command("leave-one-out")
+def leave_one_out(
+    traces: Traces,
+    epochs: Annotated[int, typer.Option(help="Most epochs; training stops early.")] = 40,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Judge on each workload a gate that was trained on all others."""
+    _need("torch", "arctic_inference")
+    try:
+        from hybridspec import gate_training
+        from hybridspec.gate.traces import trace_sets
+        from hybridspec.gate.train import TrainSettings
+
+        settings = TrainSettings(epochs=epochs)
+        seen = gate_training.leave_one_out(trace_sets(traces), settings=settings, say=_say)
+    except GateError as error:
+        _leave(error)
+    if as_json:
+        typer.echo(json.dumps(_without_nan(seen)))
+    else:
+        _print_figures(seen)
+
+
 @app.command()
 def info(gate: Annotated[Path, typer.Argument(help="Gate folder.")]) -> None:
     """Check a gate folder as the server would, and show what it is."""

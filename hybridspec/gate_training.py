@@ -172,6 +172,48 @@ def evaluate_gate(
     return seen
 
 
+def leave_one_out(
+    traces: Sequence[Path],
+    *,
+    features: Sequence[str] = (*DRAFT_FEATURES, *HISTORY_FEATURES),
+    k: int = DEFAULT_K,
+    settings: TrainSettings | None = None,
+    say: Say = print,
+) -> dict[str, Any]:
+    """Figures on each workload of a gate that was trained on all others, at every position.
+
+    Args:
+        traces: trace sets of at least two workloads.
+        features: of the gates; none that needs a token table.
+        k: length of the survival curve.
+        settings: of the fits.
+        say: told what happens.
+
+    Raises:
+        GateError: unreadable traces, or a single workload.
+    """
+    from hybridspec.gate.train import TrainSettings, fit, predict
+
+    rows = replay_sets(traces, [EVERY_POSITION], k=k, say=say)
+    if len(rows.workloads) < 2:
+        raise GateError("traces: leaving one workload out needs at least two")
+    matrix = FeatureSet(features).compute(rows.data.obs)
+    baselines = simple_baselines(rows.data.obs)
+    seen: dict[str, Any] = {}
+    for name, mask in rows.workloads.items():
+        say(f"training without {name} on {int((~mask).sum()):,} rows")
+        done = fit(
+            matrix[~mask],
+            rows.data.accepted[~mask],
+            rows.data.trace[~mask],
+            features,
+            k,
+            settings or TrainSettings(),
+        )
+        seen[name] = figures(rows, predict(done.model, matrix[mask]), baselines, only=mask)[name]
+    return seen
+
+
 def _spread(values: NDArray[np.float32], only: NDArray[np.bool_]) -> NDArray[np.float32]:
     """``values`` of the rows of ``only`` among all rows; zero elsewhere."""
     full = np.zeros((len(only), values.shape[1]), np.float32)

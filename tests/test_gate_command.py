@@ -91,6 +91,18 @@ def test_commands(gate: Path, traces: Path, tmp_path: Path) -> None:
     assert sum(rows for _, _, rows in seen["pooled"]["reliability"]) == seen["pooled"]["rows"]
 
 
+@pytest.mark.slow
+def test_one_workload_is_left_out_at_a_time(traces: Path) -> None:
+    done = runner.invoke(app, ["leave-one-out", "--traces", str(traces), "--epochs", "2", "--json"])
+    assert done.exit_code == 0
+    seen = json.loads(done.stdout)
+    assert set(seen) == {"copy", "free"}
+    assert all("mae" in each and "score" in each["baselines"] for each in seen.values())
+    done = runner.invoke(app, ["leave-one-out", "--traces", str(traces / "copy")])
+    assert done.exit_code == 1
+    assert "at least two" in done.stderr
+
+
 def test_baselines_need_no_gate(traces: Path) -> None:
     every = evaluate_gate([traces / "copy"], say=lambda line: None)
     held = evaluate_gate([traces / "copy"], held_out=True, say=lambda line: None)
