@@ -79,6 +79,8 @@ class Trace:
         model: the target.
         finish: ``stop``, ``length``, ``abort`` or empty if unknown.
         steps: what happened in each decode step, where the server recorded it.
+        model_accepted: int32 ``[outputs]``, where it is known: how many of EAGLE3's draft tokens
+            would be accepted in a step that begins at each output position (bonus excluded).
     """
 
     id: str
@@ -90,6 +92,7 @@ class Trace:
     model: str = ""
     finish: str = ""
     steps: Steps | None = None
+    model_accepted: NDArray[np.int32] | None = None
 
 
 def write_traces(path: Path, traces: Iterable[Trace], features: Sequence[str] = ()) -> int:
@@ -109,7 +112,7 @@ def write_traces(path: Path, traces: Iterable[Trace], features: Sequence[str] = 
     for trace in traces:
         for name in ("id", "workload", "kind", "prompt_ids", "output_ids"):
             columns[name].append(getattr(trace, name))
-        for name in ("scope", "model", "finish"):
+        for name in ("scope", "model", "finish", "model_accepted"):
             columns[name].append(getattr(trace, name))
         for name in _STEP_TYPES:
             columns[f"step_{name}"].append(getattr(trace.steps, name, None))
@@ -193,6 +196,7 @@ def _schema(pyarrow: Any) -> Any:
     columns += [(name, pyarrow.string()) for name in ("scope", "model", "finish")]
     for name, kind in _STEP_TYPES.items():
         columns.append((f"step_{name}", pyarrow.list_(pyarrow.from_numpy_dtype(kind))))
+    columns.append(("model_accepted", ids))
     columns.append(("step_features", pyarrow.list_(pyarrow.float32())))
     return pyarrow.schema(columns)
 
@@ -213,7 +217,7 @@ def _table(path: Path) -> Any:
 
 def _read(path: Path) -> Iterator[Trace]:
     table = _table(path)
-    names = [field.name for field in fields(Trace) if field.name != "steps"]
+    names = [field.name for field in fields(Trace) if field.name not in ("steps", "model_accepted")]
     for record in table.to_batches(max_chunksize=1024):
         columns = {name: record.column(name) for name in record.schema.names}
         for at in range(record.num_rows):
@@ -222,6 +226,8 @@ def _read(path: Path) -> Iterator[Trace]:
                 name: _array(value, np.int32) if name.endswith("_ids") else value.as_py()
                 for name, value in values.items()
             }
+            known = columns["model_accepted"][at]
+            plain["model_accepted"] = _array(known, np.int32) if known.is_valid else None
             yield Trace(**plain, steps=_steps(columns, at))
 
 
@@ -257,11 +263,22 @@ def _parse_public(path: Path, lines: Iterable[str]) -> Iterator[Trace]:
             continue
         try:
             record = json.loads(line)
-            prompt, output = record["prompt_token_ids"], record["generated_token_ids"]
-            yield Trace(str(record["id"]), workload, workload, _ids(prompt), _ids(output))
+            prompt, output = _ids(record["prompt_token_ids"]), _ids(record["generated_token_ids"])
+            model = _public_lengths(record.get("acc_eagle"), len(output))
+            yield Trace(str(record["id"]), workload, workload, prompt, output, model_accepted=model)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             what = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
             raise GateError(f"traces: {path}, line {number}: {what}") from None
+
+
+def _public_lengths(record: Any, outputs: int) -> NDArray[np.int32] | None:
+    """EAGLE's lengths of the public traces, which count the bonus token and come from another run:
+    of use only where that had as many tokens."""
+    if not isinstance(record, dict) or len(record["acc_len"]) != outputs:
+        return None
+    left = outputs - np.arange(outputs)
+    lengths: NDArray[np.int32] = np.minimum(_ids(record["acc_len"]), left) - 1
+    return lengths.astype(np.int32)
 
 
 def _ids(values: Any) -> NDArray[np.int32]:

@@ -216,6 +216,35 @@ def traces_collect(
 
 
 @app.command()
+def simulate(
+    traces: Annotated[list[Path], typer.Option(help="Trace set, or a folder of sets; repeatable.")],
+    profile: Annotated[str, typer.Option(help="Step-time profile: h100 or cpu.")] = "h100",
+    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8,32,128",
+    gate: Annotated[
+        Path | None, typer.Option(help="Gate folder; by default gates are trained on the spot.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with plots.")] = None,
+) -> None:
+    """Serve traces in simulated time and compare policies by workload and batch size."""
+    _need(("torch", "train"), ("arctic_inference", "suffix"))
+    from hybridspec.simulation_report import show
+
+    try:
+        sizes = [int(size) for size in batch.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        _leave(f"--batch must be whole numbers such as 1,8,32, got {batch!r}")
+    from hybridspec.gate.errors import GateError
+
+    try:
+        show(traces, profile=profile, batches=sizes, gate=gate, as_json=json, html=html)
+    except GateError as error:
+        _leave(str(error))
+
+
+@app.command()
 def doctor(
     gate: Annotated[Path | None, typer.Option(help="Gate folder to check.")] = None,
     head: Annotated[Path | None, typer.Option(help="EAGLE3 head to check.")] = None,

@@ -106,6 +106,16 @@ def test_public_traces_are_read(tmp_path: Path) -> None:
     record = {"id": "7", "prompt_token_ids": [1, 2], "generated_token_ids": [3]}
     path.write_text(json.dumps({**record, "acc_ngram": {"acc_len": [1]}}) + "\n\n")
     (read,) = read_traces(path)
+    assert read.model_accepted is None
+    longer = {"generated_token_ids": [3, 4, 5], "acc_eagle": {"acc_len": [1, 3, 9]}}
+    path.write_text(json.dumps({**record, **longer}))
+    (known,) = read_traces(path)
+    assert known.model_accepted is not None
+    assert known.model_accepted.tolist() == [0, 1, 0]  # bonus excluded, cut at the end
+    write_traces(tmp_path / "all.parquet", [known])
+    again = read_traces(tmp_path / "all.parquet")[0].model_accepted
+    assert again is not None
+    assert again.tolist() == [0, 1, 0]
     assert (read.id, read.workload, read.prompt_ids.tolist()) == ("7", "cnn", [1, 2])
 
 

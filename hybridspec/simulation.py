@@ -1,0 +1,184 @@
+"""Speed-ups of all policies in simulated time, by workload and batch size.
+
+Joins rooms that do not import each other: the suffix cache, gates and their training, and the
+simulator. Everything here is simulated; nothing is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridspec.adapters.suffix import SuffixCache
+from hybridspec.gate.cost import PROFILES, StepCost, StepTimeModel
+from hybridspec.gate.errors import GateError
+from hybridspec.gate.features import DRAFT_FEATURES, HISTORY_FEATURES, FeatureSet
+from hybridspec.gate.observations import Observations
+from hybridspec.gate.policy import make_policy
+from hybridspec.gate.replay import EVERY_POSITION
+from hybridspec.gate.simulate import Oracle, Survival, simulate
+from hybridspec.gate.store import Gate
+from hybridspec.gate.traces import Trace, read_traces
+from hybridspec.gate_training import MAX_OUTPUT, replay_sets
+
+LADDER = (1, 2, 4, 5, 8, 16, 32)
+"""The server's default widths."""
+MODEL_STEPS = 4
+FIXED_STEPS = range(1, 8)
+"""Chain lengths among which EAGLE3 alone has its best."""
+FOLDS = 5
+
+Say = Callable[[str], None]
+
+
+def run(
+    sets: Sequence[Path],
+    *,
+    profile: str,
+    batches: Sequence[int],
+    gate: Gate | None = None,
+    epochs: int = 15,
+    say: Say = print,
+) -> dict[str, Any]:
+    """Simulate every workload at every batch size.
+
+    Args:
+        sets: trace sets; requests whose EAGLE3 lengths are unknown, and runaway outputs, are left
+            out.
+        profile: name of a step-time profile.
+        batches: requests at a time.
+        gate: the gate of ``threshold`` and ``goodput``; None trains one for every fifth of the
+            requests, on the other four fifths.
+        epochs: most epochs of those.
+        say: told what happens.
+
+    Returns:
+        ``profile``, ``cells``: each with ``workload``, ``batch``, ``requests``, ``speedup`` over
+        plain decoding by policy (``eagle3`` with its best chain; ``table`` is ``goodput`` without a
+        gate, by an acceptance table learned on the way; ``oracle``) and the ``eagle3_steps`` that
+        were best.
+
+    Raises:
+        GateError: unreadable traces, none that can be used, or an unknown profile.
+    """
+    StepTimeModel.from_profile(profile)  # refuses an unknown name
+    curves = _given(gate) if gate is not None else _cross_fitted(sets, epochs, say)
+    cells: list[dict[str, Any]] = []
+    for path in sets:
+        usable = [
+            (number, trace)
+            for number, trace in enumerate(_short(path))
+            if trace.model_accepted is not None and len(trace.output_ids) > 1
+        ]
+        if not usable:
+            say(f"{path}: no request knows EAGLE3's accepted lengths; left out")
+            continue
+        traces = [trace for _, trace in usable]
+        survival = _of_set(curves, np.array([number for number, _ in usable]))
+        for batch in batches:
+            say(f"{traces[0].workload}, batch {batch}")
+            cells.append(_cell(traces, profile, batch, survival))
+    if not cells:
+        raise GateError("simulation: no request knows EAGLE3's accepted lengths")
+    return {"simulated": True, "profile": profile, "cells": cells}
+
+
+def _short(path: Path) -> list[Trace]:
+    return [trace for trace in read_traces(path) if len(trace.output_ids) < MAX_OUTPUT]
+
+
+def _cell(traces: Sequence[Trace], profile: str, batch: int, survival: Survival) -> dict[str, Any]:
+    cost = PROFILES[profile]
+
+    def served(policy: str, curves: Survival | None, steps: int = MODEL_STEPS) -> float:
+        return simulate(
+            traces,
+            make_policy(policy, ladder=LADDER, cost=StepTimeModel(cost)),
+            cost,
+            batch=batch,
+            drafter=SuffixCache(),
+            survival=curves,
+            model_steps=steps,
+        ).rate
+
+    fixed = {steps: _chain(traces, cost, batch, steps) for steps in (0, *FIXED_STEPS)}
+    plain = fixed.pop(0)
+    best = max(fixed, key=lambda steps: fixed[steps])
+    rates = {
+        "eagle3": fixed[best],
+        "cache": served("cache", None, steps=0),
+        "score": served("score", None),
+        "threshold": served("threshold", survival),
+        "table": served("goodput", None),
+        "goodput": served("goodput", survival),
+        "oracle": simulate(
+            traces,
+            Oracle(LADDER, cost),
+            cost,
+            batch=batch,
+            drafter=SuffixCache(),
+            model_steps=MODEL_STEPS,
+        ).rate,
+    }
+    return {
+        "workload": traces[0].workload,
+        "batch": batch,
+        "requests": len(traces),
+        "speedup": {name: round(rate / plain, 4) for name, rate in rates.items()},
+        "eagle3_steps": best,
+    }
+
+
+def _chain(traces: Sequence[Trace], cost: StepCost, batch: int, steps: int) -> float:
+    """Tokens/s of EAGLE3 alone with a fixed chain; plain decoding with none."""
+    return simulate(
+        traces,
+        make_policy("model", ladder=(1, steps + 1) if steps else (1,)),
+        cost,
+        batch=batch,
+        drafter=None,
+        model_steps=steps,
+    ).rate
+
+
+def _of_set(curves: Survival, numbers: NDArray[np.int64]) -> Survival:
+    """The same curves, asked by place among the simulated requests of a set."""
+    return lambda obs, at: curves(obs, numbers[at])
+
+
+def _given(gate: Gate) -> Survival:
+    return lambda obs, numbers: gate.judge(obs).survival
+
+
+def _cross_fitted(sets: Sequence[Path], epochs: int, say: Say) -> Survival:
+    """Curves of gates that have not seen the request: one for each fifth of every set."""
+    from hybridspec.gate.train import TrainSettings, fit, predict
+
+    names = (*DRAFT_FEATURES, *HISTORY_FEATURES)
+    features = FeatureSet(names)
+    rows = replay_sets(sets, [EVERY_POSITION], k=32, say=say)
+    matrix = features.compute(rows.data.obs)
+    # Traces are numbered over all sets; what counts is the number within its own.
+    first = np.cumsum([0, *(len(_short(path)) for path in sets)])
+    inside = rows.data.trace - first[np.searchsorted(first, rows.data.trace, side="right") - 1]
+    models = []
+    for fold in range(FOLDS):
+        rest = inside % FOLDS != fold
+        say(f"training gate {fold + 1} of {FOLDS} on {int(rest.sum()):,} rows")
+        settings = TrainSettings(epochs=epochs)
+        labels, groups = rows.data.accepted[rest], rows.data.trace[rest]
+        models.append(fit(matrix[rest], labels, groups, names, 32, settings).model)
+
+    def curves(obs: Observations, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        asked = features.compute(obs)
+        result = np.zeros((len(asked), 32), np.float32)
+        for fold in np.unique(numbers % FOLDS):
+            mine = numbers % FOLDS == fold
+            result[mine] = predict(models[fold], asked[mine])
+        return result
+
+    return curves
