@@ -27,7 +27,7 @@ from hybridspec.gate_training import MAX_OUTPUT, replay_sets
 
 LADDER = (1, 2, 4, 5, 8, 16, 32)
 """The server's default widths."""
-MODEL_STEPS = 4
+MODEL_STEPS = 7
 FIXED_STEPS = range(1, 8)
 """Chain lengths among which EAGLE3 alone has its best."""
 FOLDS = 5

@@ -48,7 +48,7 @@ class TrainConfig:
 
     draft_vocab: int = 8192
     phases: tuple[tuple[float, int], ...] = ((0.2, 1), (0.35, 2), (1.0, 4))
-    tokens: int = 2_500_000
+    tokens: int = 2_200_000
     queries: int = 1024
     lr: float = 2e-3
     warmup: int = 20
