@@ -11,7 +11,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import pytest
 
-from engine_servers import EngineServers, bundled_prompts, generate
+from engine_servers import EngineServers, OwnGate, bundled_prompts, generate
 
 # Files whose tests share servers, in the order in which the fewest servers have to be started.
 # The first two start servers of their own, which need the memory that paused ones would hold.
@@ -21,6 +21,10 @@ ENGINE_ORDER = (
     "test_engine_cpu",
     "test_engine_lossless",
     "test_engine_batching",
+    # Traces are replayed whole, so they come before gates are swapped on the same server.
+    "test_engine_traces",
+    "test_engine_gates_doc",
+    "test_engine_gate_swap",
 )
 PLAIN_TOKENS = 64
 
@@ -64,3 +68,9 @@ def plain_text(engine: EngineServers, prompts: list[list[int]]) -> list[list[int
     compare with as many tokens as they ask for.
     """
     return generate(engine("plain"), prompts, PLAIN_TOKENS, concurrency=8)
+
+
+@pytest.fixture(scope="session")
+def own_gate(engine: EngineServers, tmp_path_factory: pytest.TempPathFactory) -> OwnGate:
+    """A server with a gate folder of its own."""
+    return OwnGate(engine, tmp_path_factory.mktemp("own-gate"))

@@ -6,6 +6,8 @@ configurations by name and never build command lines themselves, except to add f
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,29 @@ class EngineServers:
         server.start()
         server.wait_ready()
         return server
+
+
+class OwnGate:
+    """A server whose gate folder the tests may change, which records traces with features."""
+
+    def __init__(self, engine: EngineServers, folder: Path) -> None:
+        bundled = Assets.bundled(folder).gate
+        assert bundled is not None
+        self.bundled = bundled
+        self.gate = Path(shutil.copytree(bundled, folder / "gate"))
+        self.traces = folder / "traces"
+        config = folder / "hybrid.json"
+        config.write_text(json.dumps({"gate_poll_s": 0.02, "trace_features": True}))
+        self._engine = engine
+        self._args = (
+            *("--hybrid-gate", str(self.gate)),
+            *("--hybrid-trace-dir", str(self.traces)),
+            *("--hybrid-config", str(config)),
+        )
+
+    def server(self) -> Server:
+        """The server, running; every other one is paused."""
+        return self._engine("goodput", *self._args)
 
 
 def generate(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import threading
@@ -14,9 +13,8 @@ import psutil
 import pytest
 
 from engine_metrics import Counters
-from engine_servers import EngineServers, generate
+from engine_servers import OwnGate, generate
 from gate_folders import constant_model
-from hybridspec.demo.lineup import Assets
 from hybridspec.gate.manifest import Manifest
 from hybridspec.loadtest.server import Server
 
@@ -30,10 +28,8 @@ TOKENS = 24
 MOST_GROWTH = 96 << 20
 
 
-def two_gates(folder: Path) -> list[Path]:
+def two_gates(folder: Path, bundled: Path) -> list[Path]:
     """The demo's gate, and one of the same features that believes in every draft."""
-    bundled = Assets.bundled(folder).gate
-    assert bundled is not None
     made = [Path(shutil.copytree(bundled, folder / name)) for name in ("bundled", "trusting")]
     manifest = Manifest.read(bundled)
     curve = tuple(0.95**position for position in range(1, manifest.k + 1))
@@ -58,16 +54,14 @@ def wait_for_swaps(server: Server, wanted: float) -> None:
 
 
 def test_swaps_under_load_change_no_text(
-    engine: EngineServers,
+    own_gate: OwnGate,
     prompts: list[list[int]],
     plain_text: list[list[int]],
     tmp_path: Path,
 ) -> None:
-    gates = two_gates(tmp_path)
-    served = Path(shutil.copytree(gates[0], tmp_path / "served"))
-    config = tmp_path / "hybrid.json"
-    config.write_text(json.dumps({"gate_poll_s": 0.02}))
-    server = engine("goodput", "--hybrid-gate", str(served), "--hybrid-config", str(config))
+    gates = two_gates(tmp_path, own_gate.bundled)
+    server, served = own_gate.server(), own_gate.gate
+    before = Counters(server)[("gate_swaps",)]
     wrong: list[object] = []
     enough = threading.Event()
 
@@ -91,7 +85,7 @@ def test_swaps_under_load_change_no_text(
     try:
         for swap in range(1, SWAPS + 1):
             shutil.copytree(gates[swap % 2], served, dirs_exist_ok=True)
-            wait_for_swaps(server, swap)
+            wait_for_swaps(server, before + swap)
             if swap == min(10, SWAPS - 1):
                 settled = memory(server)
         growth = memory(server) - settled

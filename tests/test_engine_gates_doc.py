@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -13,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine_metrics import Counters
-from engine_servers import EngineServers, generate
-from hybridspec.demo.lineup import Assets
+from engine_servers import OwnGate, generate
 
 pytestmark = pytest.mark.engine
 
@@ -22,19 +20,16 @@ DOC = Path(__file__).resolve().parent.parent / "docs" / "gates.md"
 
 
 def test_a_gate_is_trained_and_swapped_in_by_five_commands(
-    engine: EngineServers, prompts: list[list[int]], tmp_path: Path
+    own_gate: OwnGate, prompts: list[list[int]], tmp_path: Path
 ) -> None:
     block = re.search(r"```bash\n(.*?)```", DOC.read_text(), flags=re.DOTALL)
     assert block
     commands = block.group(1).splitlines()
     assert len(commands) == 5
-    bundled = Assets.bundled(tmp_path).gate
-    assert bundled is not None
-    served = Path(shutil.copytree(bundled, tmp_path / "served"))
-    server = engine("goodput", "--hybrid-gate", str(served))
+    server = own_gate.server()
     before = Counters(server)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "URL": server.url, "GATE": str(served)}
+    env = {**os.environ, "PATH": path, "URL": server.url, "GATE": str(own_gate.gate)}
     for command in commands:
         done = subprocess.run(
             ["bash", "-ec", command],
@@ -47,8 +42,10 @@ def test_a_gate_is_trained_and_swapped_in_by_five_commands(
         assert done.returncode == 0, f"{command}: {done.stderr[-2000:]}"
     deadline = time.monotonic() + 30.0
     # An idle server takes a gate when it next decodes.
-    while Counters(server)[("gate_swaps",)] == 0 and time.monotonic() < deadline:
+    while (
+        Counters(server)[("gate_swaps",)] == before[("gate_swaps",)] and time.monotonic() < deadline
+    ):
         generate(server, prompts[:1], 8)
     after = Counters(server)
-    assert after[("gate_swaps",)] == 1
+    assert after[("gate_swaps",)] == before[("gate_swaps",)] + 1
     assert after[("gate_fingerprint",)] not in (0.0, before[("gate_fingerprint",)])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 import pytest
 
-from engine_servers import EngineServers, generate
-from hybridspec.demo.lineup import Assets
+from engine_servers import OwnGate, generate
 from hybridspec.gate.store import load_gate
 from hybridspec.gate.tokens import TokenTable
 from hybridspec.gate.traces import read_traces
@@ -21,14 +19,9 @@ TOKENS = 32
 
 
 def test_replay_gives_the_features_that_the_server_logged(
-    engine: EngineServers,
-    prompts: list[list[int]],
-    plain_text: list[list[int]],
-    tmp_path: Path,
+    own_gate: OwnGate, prompts: list[list[int]], plain_text: list[list[int]]
 ) -> None:
-    folder, config = tmp_path / "traces", tmp_path / "hybrid.json"
-    config.write_text(json.dumps({"trace_features": True}))
-    server = engine("goodput", "--hybrid-trace-dir", str(folder), "--hybrid-config", str(config))
+    folder, server = own_gate.traces, own_gate.server()
     asked = [*prompts, *prompts[:8]]
     expected = [ids[:TOKENS] for ids in (*plain_text, *plain_text[:8])]
     assert generate(server, asked, TOKENS, concurrency=8) == expected
@@ -40,10 +33,8 @@ def test_replay_gives_the_features_that_the_server_logged(
     ours = [trace for trace in traces if len(trace.output_ids) == TOKENS]
     said = sorted(trace.output_ids.tolist() for trace in ours)
     assert said == sorted(ids for ids in expected if len(ids) == TOKENS)
-    gate = Assets.bundled(folder).gate
-    assert gate is not None
-    table = TokenTable.load(gate / "tokens.npz")
-    assert compare_features(folder, k=load_gate(gate).k, table=table) > 200
+    table = TokenTable.load(own_gate.bundled / "tokens.npz")
+    assert compare_features(folder, k=load_gate(own_gate.bundled).k, table=table) > 200
 
 
 def _recorded(folder: Path, count: int) -> bool:
