@@ -15,9 +15,9 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from hybridspec.adapters.sglang import config, validate
 
 NAME = "HYBRID"
-DEFAULT_STEPS = 4
-"""EAGLE3 draft steps when ``--speculative-num-steps`` is not given: the chain length at which the
-demo head's fifth token is accepted too rarely to pay for its draft step."""
+DEFAULT_STEPS = 3
+"""EAGLE3 draft steps when ``--speculative-num-steps`` is not given: of one to six the best for the
+demo's head on code edits and chat together (``hybridspec demo eval-head``, two CPU cores)."""
 MAX_RUNNING_REQUESTS = 48
 """SGLang's own default for EAGLE3 (``arg_groups/speculative_hook.py``, 0.5.23)."""
 
