@@ -12,9 +12,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-# EAGLE3's best chain of one to six drafts on this target: over plain decoding 2.0x on held-out code
-# edits and 1.4x on chat, as 2 steps; 4 gave 2.0x and 1.1x (`hybridspec demo eval-head`, 6 prompts of
-# each). NGRAM has eight tokens a step, as in the measurements that the project's goals refer to.
+# EAGLE3's best chain of one to six drafts on this target: 2.0x plain decoding on held-out code edits
+# and 1.4x on chat; four gave 2.0x and 1.1x (`hybridspec demo eval-head`, six prompts of each).
+# NGRAM has eight tokens a step, as in the measurements that the project's goals refer to.
 _EAGLE3_STEPS = 3
 _NGRAM = (
     *("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8"),
