@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-# EAGLE3's best chain of one to six drafts on this target: 2.0x plain decoding on held-out code edits
+# EAGLE3's best chain of one to six drafts on this target: 2.0x plain decoding on held-out edits
 # and 1.4x on chat; four gave 2.0x and 1.1x (`hybridspec demo eval-head`, six prompts of each).
 # NGRAM has eight tokens a step, as in the measurements that the project's goals refer to.
 _EAGLE3_STEPS = 3
