@@ -63,8 +63,8 @@ def eval_head(
     Raises:
         ServerFailed: a server did not start.
     """
-    lineup = {PLAIN: Algorithm((), False, False)}
-    lineup |= {f"{n} steps": Algorithm(eagle3(n), True, False) for n in steps}
+    lineup = {PLAIN: Algorithm(())}
+    lineup |= {f"{n} steps": Algorithm(eagle3(n), head=True) for n in steps}
     args = {name: server_args(each, assets, dtype=DTYPE) for name, each in lineup.items()}
     texts = held_out_prompts(prompts)
     console.print(f"starting {len(args)} servers")

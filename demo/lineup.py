@@ -40,20 +40,22 @@ class Algorithm:
         args: its arguments of ``sglang.launch_server``.
         head: whether it loads the EAGLE3 head.
         gate: whether it loads the gate.
+        compiler: whether SGLang compiles a part of it at its first start (NGRAM's automaton).
     """
 
     args: tuple[str, ...]
-    head: bool
-    gate: bool
+    head: bool = False
+    gate: bool = False
+    compiler: bool = False
 
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "plain": Algorithm((), False, False),
-    "ngram": Algorithm(_NGRAM, False, False),
-    "eagle3": Algorithm(eagle3(_EAGLE3_STEPS), True, False),
-    "cache": Algorithm((*_HYBRID, "cache"), True, False),
-    "threshold": Algorithm((*_HYBRID, "threshold"), True, True),
-    "hybrid": Algorithm((*_HYBRID, "goodput"), True, True),
+    "plain": Algorithm(()),
+    "ngram": Algorithm(_NGRAM, compiler=True),
+    "eagle3": Algorithm(eagle3(_EAGLE3_STEPS), head=True),
+    "cache": Algorithm((*_HYBRID, "cache"), head=True),
+    "threshold": Algorithm((*_HYBRID, "threshold"), head=True, gate=True),
+    "hybrid": Algorithm((*_HYBRID, "goodput"), head=True, gate=True),
 }
 
 

@@ -7,6 +7,8 @@ wires the parts; measuring, checking and reporting are in the files beside it.
 from __future__ import annotations
 
 import json as json_format
+import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,7 +67,7 @@ def run_demo(
     console = Console(stderr=json, highlight=False)
     started = time.monotonic()
     try:
-        names = _names(algorithms)
+        names = _startable(_names(algorithms), algorithms is not None, console)
         target = ensure_target(progress=console.print)
         assets = _complete(Assets.bundled(target, head, gate), names)
         results = _run(names, workloads or WORKLOADS, assets, rounds, streams, out, console)
@@ -88,6 +90,19 @@ def _names(algorithms: Sequence[str] | None) -> list[str]:
     if unknown:
         raise DemoError(f"unknown algorithm {unknown[0]!r}; choose from {', '.join(ALGORITHMS)}")
     return list(dict.fromkeys(chosen))
+
+
+def _startable(names: list[str], asked: bool, console: Console) -> list[str]:
+    """The names whose servers can start here; refuses if one that was asked for cannot."""
+    if shutil.which(os.environ.get("CXX", "c++")):
+        return names
+    for name in names:
+        if ALGORITHMS[name].compiler:
+            why = f"{name} needs a C++ compiler, which SGLang uses at its first start"
+            if asked:
+                raise DemoError(f"{why}: install one (c++ or $CXX), or leave {name} out")
+            console.print(f"{why}; none is here, so it is left out")
+    return [name for name in names if not ALGORITHMS[name].compiler]
 
 
 def _run(

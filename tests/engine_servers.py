@@ -27,11 +27,11 @@ CONFIGURATIONS: dict[str, Algorithm] = {
     **{name: ALGORITHMS[name] for name in ("plain", "ngram", "eagle3")},
     **{
         policy: Algorithm(
-            ("--speculative-algorithm", "HYBRID", "--hybrid-policy", policy), True, True
+            ("--speculative-algorithm", "HYBRID", "--hybrid-policy", policy), head=True, gate=True
         )
         for policy in POLICIES
     },
-    "gateless": Algorithm(("--speculative-algorithm", "HYBRID"), True, False),
+    "gateless": Algorithm(("--speculative-algorithm", "HYBRID"), head=True),
 }
 
 
@@ -73,9 +73,14 @@ class EngineServers:
         while len(self._servers) >= MOST_ALIVE:
             self._servers.pop(next(iter(self._servers))).stop()
         label = "-".join(part.strip("-").replace("/", "_") for part in key)[:80]
-        # A machine that serves need not have a compiler, nor what another run has compiled.
-        compiled = str(self._log_dir / "compiled")
-        env = {"CXX": "/nonexistent/c++", "TORCHINDUCTOR_CACHE_DIR": compiled}
+        # A machine that serves need not have a compiler, nor what another run has compiled. Only
+        # SGLang's own NGRAM needs one.
+        env = {
+            "SGLANG_JIT_CACHE_DIR": str(self._log_dir / "jit"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self._log_dir / "inductor"),
+        }
+        if not CONFIGURATIONS[key[0]].compiler:
+            env["CXX"] = "/nonexistent/c++"
         server = Server(self.args(*key), log_path=self._log_dir / f"{label}.log", env=env)
         server.start()
         server.wait_ready()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 from hybridspec.demo.lineup import ALGORITHMS, Assets, identify, server_args
 from hybridspec.demo.measure import Block, block_size, pick, rotate, schedule
 from hybridspec.demo.report import machine, summarise, table
-from hybridspec.demo.run import DemoError, _names
+from hybridspec.demo.run import DemoError, _names, _startable
 from hybridspec.loadtest.client import Answer, Run
 
 
@@ -92,3 +93,16 @@ def test_algorithms_by_name() -> None:
     assert _names(["hybrid"]) == ["plain", "hybrid"]
     with pytest.raises(DemoError, match="unknown algorithm 'x'; choose from plain, ngram"):
         _names(["x"])
+
+
+def test_ngram_is_left_out_where_nothing_compiles_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(record=True, width=120)
+    monkeypatch.setenv("CXX", sys.executable)
+    assert _startable(["plain", "ngram"], False, console) == ["plain", "ngram"]
+    assert not console.export_text()
+
+    monkeypatch.setenv("CXX", "/nonexistent/c++")
+    assert _startable(["plain", "ngram", "eagle3"], False, console) == ["plain", "eagle3"]
+    assert console.export_text().startswith("ngram needs a C++ compiler")
+    with pytest.raises(DemoError, match=r"install one \(c\+\+ or \$CXX\), or leave ngram out"):
+        _startable(["plain", "ngram"], True, console)
