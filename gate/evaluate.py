@@ -26,18 +26,21 @@ def auc(score: NDArray[np.float32], hit: NDArray[np.bool_]) -> float:
     return float((rank[inverse][hit].sum() - hits * (hits + 1) / 2.0) / (hits * misses))
 
 
+def _bin(chance: NDArray[np.float32]) -> NDArray[np.int64]:
+    return np.minimum((chance * _BINS).astype(np.int64), _BINS - 1)
+
+
 def expected_calibration_error(chance: NDArray[np.float32], hit: NDArray[np.bool_]) -> float:
     """Mean |predicted chance - observed share| over equal-width bins, weighted by their rows."""
     if not len(hit):
         return float("nan")
-    index = np.minimum((chance * _BINS).astype(np.int64), _BINS - 1)
-    gap = np.bincount(index, chance - hit, minlength=_BINS)
+    gap = np.bincount(_bin(chance), chance - hit, minlength=_BINS)
     return float(np.abs(gap).sum() / len(hit))
 
 
 def reliability(chance: NDArray[np.float32], hit: NDArray[np.bool_]) -> list[list[float]]:
     """[mean predicted chance, observed share of hits, rows] of each bin that has rows."""
-    index = np.minimum((chance * _BINS).astype(np.int64), _BINS - 1)
+    index = _bin(chance)
     rows = np.bincount(index, minlength=_BINS)
     sums = (np.bincount(index, each, minlength=_BINS) for each in (chance, hit))
     table = np.stack([*(each / np.maximum(rows, 1) for each in sums), rows], axis=1)

@@ -8,6 +8,8 @@ This module knows nothing of features, models or engines.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,6 +33,16 @@ _CACHE_SOURCE, _MODEL_SOURCE = 1, 2  # values of Source
 _WEIGHT = np.float32(0.2)
 _START = np.zeros(len(HISTORY_COLUMNS), np.float32)
 _START[[_FIRST_HIT, _HIT_RATE]] = 0.5
+
+
+def pad(tokens: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Ragged rows as one array, int32 ``[rows, width >= 1]`` padded with -1, and int32 ``[rows]``
+    tokens of each."""
+    count = np.array([len(row) for row in tokens], np.int32)
+    padded = np.full((len(tokens), max(int(count.max(initial=0)), 1)), -1, np.int32)
+    for index, row in enumerate(tokens):
+        padded[index, : len(row)] = row
+    return padded, count
 
 
 def agreement(

@@ -80,6 +80,46 @@ class ReplayData:
             self.steps,
         )
 
+    @classmethod
+    def concat(cls, parts: Sequence[ReplayData], k: int) -> ReplayData:
+        """All rows of ``parts``, each of this ``k``, in order; no rows if there are no parts."""
+        none = np.empty(0, np.int32)
+        parts = [*parts, cls(Observations.allocate(0, k), none, none, none, k, 0)]
+        return cls(
+            Observations.concat([part.obs for part in parts]),
+            np.concatenate([part.accepted for part in parts]),
+            np.concatenate([part.trace for part in parts]),
+            np.concatenate([part.position for part in parts]),
+            k,
+            sum(part.steps for part in parts),
+        )
+
+
+def drafted_rows(
+    obs: Observations,
+    accepted: NDArray[np.int32],
+    trace: NDArray[np.int32],
+    position: NDArray[np.int32],
+) -> ReplayData:
+    """One step's data: its rows that have a draft, of all its rows."""
+    drafted = obs.length > 0
+    depth = obs.tokens.shape[1]
+    return ReplayData(
+        obs.take(drafted), accepted[drafted], trace[drafted], position[drafted], depth, obs.rows
+    )
+
+
+def look_ahead(trace: Trace, position: int, window: NDArray[np.int32]) -> int:
+    """Write the output tokens from ``position`` on into ``window``, padded with -1.
+
+    Returns:
+        How many output tokens are left, those beyond the window included.
+    """
+    ahead = trace.output_ids[position : position + len(window)]
+    window[: len(ahead)] = ahead
+    window[len(ahead) :] = -1
+    return len(trace.output_ids) - position
+
 
 def replay(
     traces: Sequence[Trace],
@@ -103,26 +143,12 @@ def replay(
         progress: told the number of finished traces now and then.
     """
     run = _Run(traces, drafter, k, concurrency, mix or StepMix(), np.random.default_rng(seed))
-    parts: list[_Rows] = []
+    parts: list[ReplayData] = []
     for part in run.steps():
         parts.append(part)
         if progress is not None and len(parts) % 256 == 0:
             progress(run.finished)
-    none = np.empty(0, np.int32)
-    parts.append((Observations.allocate(0, k), none, none, none))
-    obs, accepted, trace, position = zip(*parts, strict=True)
-    return ReplayData(
-        Observations.concat(obs),
-        np.concatenate(accepted),
-        np.concatenate(trace),
-        np.concatenate(position),
-        k,
-        run.rows_stepped,
-    )
-
-
-# Observations, accepted lengths, trace indices and positions of one step's rows.
-_Rows = tuple[Observations, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
+    return ReplayData.concat(parts, k)
 
 
 class _Run:
@@ -145,9 +171,8 @@ class _Run:
         self._truth = np.full((concurrency, k + 1), -1, np.int32)
         self._next = 0
         self.finished = 0
-        self.rows_stepped = 0
 
-    def steps(self) -> Iterator[_Rows]:
+    def steps(self) -> Iterator[ReplayData]:
         """Serve all; yield each step's rows with a draft."""
         while True:
             self._admit()
@@ -156,13 +181,7 @@ class _Run:
                 return
             obs, truth, left = self._look(slots)
             accepted = agreement(obs.tokens, obs.length, truth, left)
-            drafted = obs.length > 0
-            yield (
-                obs.take(drafted),
-                accepted[drafted],
-                self._slot_trace[slots][drafted],
-                self._slot_position[slots][drafted],
-            )
+            yield drafted_rows(obs, accepted, self._slot_trace[slots], self._slot_position[slots])
             self._advance(slots, obs, truth, left, accepted)
 
     def _admit(self) -> None:
@@ -192,10 +211,7 @@ class _Run:
             draft = self._drafter.draft(str(index), self._k)
             last = int(trace.output_ids[position - 1])
             self._buffer.put(row, draft, last, len(trace.prompt_ids), position)
-            ahead = trace.output_ids[position : position + self._k + 1]
-            truth[row, : len(ahead)] = ahead
-            truth[row, len(ahead) :] = -1
-            left[row] = len(trace.output_ids) - position
+            left[row] = look_ahead(trace, position, truth[row])
         obs = self._buffer.head(len(slots))
         obs.history[:] = self._history.read(slots)
         return obs, truth, left
@@ -226,7 +242,6 @@ class _Run:
             source.astype(np.int8),
             np.minimum(accepted, count).astype(np.int32),
         )
-        self.rows_stepped += len(slots)
         for row, slot in enumerate(slots):
             rid = str(self._slot_trace[slot])
             self._drafter.extend(rid, truth[row, : count[row]])

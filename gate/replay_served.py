@@ -14,9 +14,9 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridspec.gate.history import RequestHistory, agreement
+from hybridspec.gate.history import RequestHistory, agreement, pad
 from hybridspec.gate.observations import Observations
-from hybridspec.gate.replay import DEFAULT_K, Drafter, ReplayData
+from hybridspec.gate.replay import DEFAULT_K, Drafter, ReplayData, drafted_rows, look_ahead
 from hybridspec.gate.traces import Steps, Trace
 
 
@@ -50,18 +50,7 @@ def replay_served(traces: Sequence[Trace], drafter: Drafter, *, k: int = DEFAULT
         k: longest draft asked for, the server's.
     """
     run = _ServedRun(traces, drafter, k)
-    parts = list(run.steps())
-    none = np.empty(0, np.int32)
-    parts.append((Observations.allocate(0, k), none, none, none))
-    obs, accepted, trace, position = zip(*parts, strict=True)
-    return ReplayData(
-        Observations.concat(obs),
-        np.concatenate(accepted),
-        np.concatenate(trace),
-        np.concatenate(position),
-        k,
-        run.rows_stepped,
-    )
+    return ReplayData.concat(list(run.steps()), k)
 
 
 class _ServedRun:
@@ -74,11 +63,8 @@ class _ServedRun:
         ]
         self._history = RequestHistory(max(1, len(traces)))
         self._open: list[_Running] = []
-        self.rows_stepped = 0
 
-    def steps(
-        self,
-    ) -> Iterator[tuple[Observations, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]]:
+    def steps(self) -> Iterator[ReplayData]:
         before: list[_Running] = []
         obs: Observations | None = None
         for _, group in groupby(self._in_order(), key=lambda event: event[0]):
@@ -87,17 +73,15 @@ class _ServedRun:
             fresh = [self._advance(running) for running in rows]
             self._learn(before, obs, rows, fresh)
             obs, truth, left = self._look(rows)
-            drafted = obs.length > 0
-            yield (
-                obs.take(drafted),
-                agreement(obs.tokens, obs.length, truth, left)[drafted],
-                np.array([running.number for running in rows], np.int32)[drafted],
-                np.array([running.given for running in rows], np.int32)[drafted],
+            yield drafted_rows(
+                obs,
+                agreement(obs.tokens, obs.length, truth, left),
+                np.array([running.number for running in rows], np.int32),
+                np.array([running.given for running in rows], np.int32),
             )
             for at, running in enumerate(rows):
                 running.done += 1
                 running.last_row = at
-            self.rows_stepped += len(rows)
             before = rows
 
     def _in_order(self) -> list[tuple[int, int, _Running]]:
@@ -146,11 +130,7 @@ class _ServedRun:
         kept = [at for at, running in enumerate(before) if id(running) in now]
         if not kept:
             return
-        tokens = [fresh[now[id(before[at])]] for at in kept]
-        count = np.array([len(each) for each in tokens], np.int32)
-        padded = np.full((len(kept), max(1, int(count.max()))), -1, np.int32)
-        for row, each in enumerate(tokens):
-            padded[row, : len(each)] = each
+        padded, count = pad([fresh[now[id(before[at])]] for at in kept])
         ran = [(before[at].steps, before[at].done - 1) for at in kept]
         known = obs.take(np.array(kept))
         self._history.update(
@@ -167,15 +147,13 @@ class _ServedRun:
         self, rows: list[_Running]
     ) -> tuple[Observations, NDArray[np.int32], NDArray[np.int32]]:
         obs = Observations.allocate(len(rows), self._k)
-        truth = np.full((len(rows), self._k + 1), -1, np.int32)
+        truth = np.empty((len(rows), self._k + 1), np.int32)
         left = np.empty(len(rows), np.int32)
         for at, running in enumerate(rows):
             trace, position = running.trace, running.given
             last = trace.output_ids[position - 1] if position else trace.prompt_ids[-1]
             draft = self._drafter.draft(running.rid, self._k)
             obs.put(at, draft, int(last), len(trace.prompt_ids), position)
-            ahead = trace.output_ids[position : position + self._k + 1]
-            truth[at, : len(ahead)] = ahead
-            left[at] = len(trace.output_ids) - position
+            left[at] = look_ahead(trace, position, truth[at])
         obs.history[:] = self._history.read(np.array([running.number for running in rows]))
         return obs, truth, left

@@ -18,7 +18,7 @@ from hybridspec.gate.base import Decision, Policy, StepView
 from hybridspec.gate.cost import StepCost
 from hybridspec.gate.history import RequestHistory, agreement
 from hybridspec.gate.observations import Observations
-from hybridspec.gate.replay import Drafter
+from hybridspec.gate.replay import Drafter, look_ahead
 from hybridspec.gate.source import Source
 from hybridspec.gate.traces import Trace
 
@@ -162,7 +162,7 @@ class _Simulation:
             true = np.where(decision.source == Source.CACHE, cache, model)
             accepted = np.minimum(true, decision.length)
             count = np.minimum(accepted + 1, left).astype(np.int32)
-            self._learn(slots, obs, truth, count, decision, accepted.astype(np.int32))
+            self._learn(slots, obs, truth, count, decision, accepted.astype(np.int32), model)
             self._advance(slots, truth, count, left)
             tokens += int(count.sum())
             accepted_tokens += int(np.minimum(accepted, count).sum())
@@ -187,14 +187,12 @@ class _Simulation:
         self, slots: NDArray[np.intp]
     ) -> tuple[Observations, NDArray[np.int32], NDArray[np.int32]]:
         obs = self._buffer.head(len(slots))
-        truth = np.full((len(slots), self._k + 1), -1, np.int32)
+        truth = np.empty((len(slots), self._k + 1), np.int32)
         left = np.empty(len(slots), np.int32)
         for row, slot in enumerate(slots):
             number, position = int(self._trace[slot]), int(self._position[slot])
             trace = self._traces[number]
-            ahead = trace.output_ids[position : position + self._k + 1]
-            truth[row, : len(ahead)] = ahead
-            left[row] = len(trace.output_ids) - position
+            left[row] = look_ahead(trace, position, truth[row])
             if self._drafter is None:
                 obs.length[row] = 0
                 obs.prompt_length[row] = len(trace.prompt_ids)
@@ -255,6 +253,7 @@ class _Simulation:
         count: NDArray[np.int32],
         decision: Decision,
         accepted: NDArray[np.int32],
+        model: NDArray[np.int32],
     ) -> None:
         matched = self._history.update(
             slots, obs.tokens, obs.length, truth, count, decision.source, accepted
@@ -268,7 +267,7 @@ class _Simulation:
         if self._free:
             # The first token is judged in every step, whatever is verified.
             others = np.flatnonzero(~used)
-            hit = self._model_truth(slots)[others] > 0
+            hit = model[others] > 0
             self._model.observe(slots[others], np.ones(len(others), np.int32), hit.astype(np.int32))
 
     def _advance(

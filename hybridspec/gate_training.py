@@ -240,6 +240,13 @@ def _paper_gate(rows: Rows, gate: Gate | None, say: Say) -> Baseline | None:
     return Baseline(length)
 
 
+def usable_traces(path: Path) -> tuple[list[Trace], int]:
+    """A set's traces without runaway outputs, and how many those were."""
+    read = read_traces(path)
+    kept = [trace for trace in read if len(trace.output_ids) < MAX_OUTPUT]
+    return kept, len(read) - len(kept)
+
+
 def replay_sets(paths: Sequence[Path], passes: Sequence[StepMix], *, k: int, say: Say) -> Rows:
     """Replay each set once per pass, on a fresh suffix cache each time."""
     kept: list[Trace] = []
@@ -247,9 +254,8 @@ def replay_sets(paths: Sequence[Path], passes: Sequence[StepMix], *, k: int, say
     sets: dict[str, NDArray[np.intp]] = {}
     done = 0
     for path in paths:
-        read = read_traces(path)
-        traces = [trace for trace in read if len(trace.output_ids) < MAX_OUTPUT]
-        say(f"{path}: {len(traces)} requests, {len(read) - len(traces)} left out as too long")
+        traces, too_long = usable_traces(path)
+        say(f"{path}: {len(traces)} requests, {too_long} left out as too long")
         for seed, mix in enumerate(passes):
             part = replay(traces, SuffixCache(), k=k, mix=mix, seed=seed)
             part.trace[:] += len(kept)
@@ -259,7 +265,7 @@ def replay_sets(paths: Sequence[Path], passes: Sequence[StepMix], *, k: int, say
         kept += traces
     if not parts or not any(part.obs.rows for part in parts):
         raise GateError("traces: no position has a cache draft; collect more traces")
-    return Rows(_join(parts), kept, sets)
+    return Rows(ReplayData.concat(parts, k), kept, sets)
 
 
 def figures(
@@ -303,15 +309,4 @@ def _predict(gate: Gate, obs: Observations) -> NDArray[np.float32]:
     return np.concatenate(
         [gate.predict(matrix[i : i + 512]).survival.copy() for i in range(0, len(matrix), 512)]
         or [np.zeros((0, gate.k), np.float32)]
-    )
-
-
-def _join(parts: Sequence[ReplayData]) -> ReplayData:
-    return ReplayData(
-        Observations.concat([part.obs for part in parts]),
-        np.concatenate([part.accepted for part in parts]),
-        np.concatenate([part.trace for part in parts]),
-        np.concatenate([part.position for part in parts]),
-        parts[0].k,
-        sum(part.steps for part in parts),
     )

@@ -22,8 +22,8 @@ from hybridspec.gate.policy import make_policy
 from hybridspec.gate.replay import EVERY_POSITION
 from hybridspec.gate.simulate import Oracle, Survival, simulate
 from hybridspec.gate.store import Gate
-from hybridspec.gate.traces import Trace, read_traces
-from hybridspec.gate_training import MAX_OUTPUT, replay_sets
+from hybridspec.gate.traces import Trace
+from hybridspec.gate_training import replay_sets, usable_traces
 
 LADDER = (1, 2, 4, 5, 8, 16, 32)
 """The server's default widths."""
@@ -71,7 +71,7 @@ def run(
     for path in sets:
         usable = [
             (number, trace)
-            for number, trace in enumerate(_short(path))
+            for number, trace in enumerate(usable_traces(path)[0])
             if trace.model_accepted is not None and len(trace.output_ids) > 1
         ]
         if not usable:
@@ -85,10 +85,6 @@ def run(
     if not cells:
         raise GateError("simulation: no request knows EAGLE3's accepted lengths")
     return {"simulated": True, "profile": profile, "cells": cells}
-
-
-def _short(path: Path) -> list[Trace]:
-    return [trace for trace in read_traces(path) if len(trace.output_ids) < MAX_OUTPUT]
 
 
 def _cell(traces: Sequence[Trace], profile: str, batch: int, survival: Survival) -> dict[str, Any]:
@@ -163,7 +159,7 @@ def _cross_fitted(sets: Sequence[Path], epochs: int, say: Say) -> Survival:
     rows = replay_sets(sets, [EVERY_POSITION], k=32, say=say)
     matrix = features.compute(rows.data.obs)
     # Traces are numbered over all sets; what counts is the number within its own.
-    first = np.cumsum([0, *(len(_short(path)) for path in sets)])
+    first = np.cumsum([0, *(len(usable_traces(path)[0]) for path in sets)])
     inside = rows.data.trace - first[np.searchsorted(first, rows.data.trace, side="right") - 1]
     models = []
     for fold in range(FOLDS):

@@ -232,7 +232,7 @@ def stop_servers(servers: Iterable[Server]) -> None:
 
 def stop_all() -> None:
     """Stop every server started by this process."""
-    for server in list(_running):
+    for server in list(_running):  # no thread can start while the interpreter exits
         server.stop()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridspec.gate.acceptance import CacheAcceptance
-from hybridspec.gate.history import RequestHistory
+from hybridspec.gate.history import RequestHistory, pad
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.store import load_gate
 
@@ -83,10 +83,7 @@ class Predictor:
             source: int8 ``[rows]``, what was verified.
             accepted: int32 ``[rows]``, accepted draft tokens.
         """
-        count = np.array([len(row) for row in tokens], np.int32)
-        padded = np.full((len(tokens), max(int(count.max(initial=0)), 1)), -1, np.int32)
-        for index, row in enumerate(tokens):
-            padded[index, : len(row)] = row
+        padded, count = pad(tokens)
         matched = self._history.update(
             slots,
             observations.tokens,
