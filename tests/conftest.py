@@ -14,7 +14,6 @@ import pytest
 from engine_servers import EngineServers, OwnGate, bundled_prompts, generate
 
 # Files whose tests share servers, in the order in which the fewest servers have to be started.
-# The first two start servers of their own, which need the memory that paused ones would hold.
 ENGINE_ORDER = (
     "test_engine_hidden_states",
     "test_engine_head",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ CONFIGURATIONS: dict[str, Algorithm] = {
         )
         for policy in POLICIES
     },
+    # EAGLE3 names the capture convention, and no draft is loaded.
+    "states": Algorithm(("--speculative-algorithm", "EAGLE3", "--enable-return-aux-hidden-states")),
     "gateless": Algorithm(("--speculative-algorithm", "HYBRID"), head=True),
 }
 
@@ -56,22 +59,32 @@ class EngineServers:
             extra: more arguments of ``sglang.launch_server``; they make it another server.
         """
         key = (name, *extra)
+        self.start(key)
+        server = self._servers[key] = self._servers.pop(key)  # Last used is last in order.
+        server.resume()
+        return server
+
+    def start(self, *keys: tuple[str, ...]) -> None:
+        """Start those of some configurations that are not there, all at once, and leave every
+        server paused. One server alone keeps half of two cores busy while it starts."""
         for server in self._servers.values():
             if not server.paused:
                 server.pause()
-        # Last used is last in order.
-        server = self._servers.pop(key) if key in self._servers else self._start(key)
-        self._servers[key] = server
-        server.resume()
-        return server
+        missing = [key for key in keys if key not in self._servers]
+        while self._servers and len(self._servers) + len(missing) > MOST_ALIVE:
+            self._servers.pop(next(iter(self._servers))).stop()
+        starting = {key: self._make(key) for key in missing}
+        self._servers |= starting
+        for server in starting.values():
+            server.start()
+        with ThreadPoolExecutor(max(1, len(starting))) as pool:
+            list(pool.map(_wait_and_pause, starting.values()))
 
     def stop(self) -> None:
         """Stop all servers."""
         stop_servers(self._servers.values())
 
-    def _start(self, key: tuple[str, ...]) -> Server:
-        while len(self._servers) >= MOST_ALIVE:
-            self._servers.pop(next(iter(self._servers))).stop()
+    def _make(self, key: tuple[str, ...]) -> Server:
         label = "-".join(part.strip("-").replace("/", "_") for part in key)[:80]
         # A machine that serves need not have a compiler, nor what another run has compiled. Only
         # SGLang's own NGRAM needs one.
@@ -81,10 +94,12 @@ class EngineServers:
         }
         if not CONFIGURATIONS[key[0]].compiler:
             env["CXX"] = "/nonexistent/c++"
-        server = Server(self.args(*key), log_path=self._log_dir / f"{label}.log", env=env)
-        server.start()
-        server.wait_ready()
-        return server
+        return Server(self.args(*key), log_path=self._log_dir / f"{label}.log", env=env)
+
+
+def _wait_and_pause(server: Server) -> None:
+    server.wait_ready()
+    server.pause()
 
 
 class OwnGate:

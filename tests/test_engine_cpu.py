@@ -35,6 +35,11 @@ def expected(plain_text: list[list[int]]) -> list[list[int]]:
     return [ids[:TOKENS] for ids in plain_text]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def started(engine: EngineServers) -> None:
+    engine.start(("plain",), ("plain", *TIGHT), ("eagle3", *TREE), ("ngram",))
+
+
 @pytest.mark.parametrize("name", ["ngram", "eagle3"])
 @pytest.mark.parametrize("streams", [1, 8])
 def test_draft_trees_do_not_change_the_text(
@@ -45,7 +50,9 @@ def test_draft_trees_do_not_change_the_text(
     streams: int,
 ) -> None:
     server = engine(name, *(TREE if name == "eagle3" else ()))
-    assert generate(server, prompts, TOKENS, concurrency=streams) == expected
+    # Every other prompt alone: eight at a time go through all of them.
+    some = slice(None, None, 2 if streams == 1 else 1)
+    assert generate(server, prompts[some], TOKENS, concurrency=streams) == expected[some]
 
 
 def test_chunked_prefill_retraction_and_cached_prefixes_do_not_change_the_text(
@@ -53,7 +60,7 @@ def test_chunked_prefill_retraction_and_cached_prefixes_do_not_change_the_text(
 ) -> None:
     long = [prompt[:200] for prompt in prompts if len(prompt) >= 100][:8]
     assert len(long) == 8
-    want = generate(engine("plain"), long, 100)
+    want = generate(engine("plain"), long, 100, concurrency=8)
     server = engine("plain", *TIGHT)
     assert generate(server, long, 100, concurrency=8) == want
     assert "etract" in server.log_path.read_text(), "the pool was large enough after all"

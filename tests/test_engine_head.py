@@ -8,12 +8,13 @@ import httpx
 import pytest
 import torch
 
+from engine_servers import EngineServers
 from hybridspec.demo.eagle3.corpus import encode_chat
 from hybridspec.demo.eagle3.evaluate import evaluate_head
 from hybridspec.demo.eagle3.llama import LlamaShape, LlamaTarget
 from hybridspec.demo.eagle3.model import load_head
 from hybridspec.demo.eagle3.store import CorpusReader, CorpusWriter
-from hybridspec.demo.lineup import ALGORITHMS, HERE, Assets, server_args
+from hybridspec.demo.lineup import HERE
 from hybridspec.demo.target import ensure_target
 from hybridspec.loadtest.server import Server
 
@@ -26,33 +27,31 @@ ASKED = (
 )
 
 
-def _serve(target: Path, log: Path) -> list[tuple[list[int], list[int], int, int]]:
+def _serve(server: Server, target: Path) -> list[tuple[list[int], list[int], int, int]]:
     """Prompt ids, output ids, verify steps and accepted drafts of each request."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(target)
-    assets = Assets(target, HEAD, None)
     found = []
-    with Server(server_args(ALGORITHMS["eagle3"], assets, dtype="float32"), log_path=log) as server:
-        for text in ASKED:
-            ids = encode_chat(tokenizer, text)
-            body = {
-                "input_ids": ids,
-                "sampling_params": {"temperature": 0, "max_new_tokens": 64, "ignore_eos": True},
-            }
-            reply = httpx.post(f"{server.url}/generate", json=body, timeout=300).json()
-            meta = reply["meta_info"]
-            found.append(
-                (ids, reply["output_ids"], meta["spec_verify_ct"], meta["spec_num_correct_drafts"])
-            )
+    for text in ASKED:
+        ids = encode_chat(tokenizer, text)
+        body = {
+            "input_ids": ids,
+            "sampling_params": {"temperature": 0, "max_new_tokens": 64, "ignore_eos": True},
+        }
+        reply = httpx.post(f"{server.url}/generate", json=body, timeout=300).json()
+        meta = reply["meta_info"]
+        found.append(
+            (ids, reply["output_ids"], meta["spec_verify_ct"], meta["spec_num_correct_drafts"])
+        )
     return found
 
 
 @pytest.mark.engine
 @pytest.mark.skipif(not HEAD.is_dir(), reason="no head is bundled")
-def test_served_acceptance_is_the_evaluated_one(tmp_path: Path) -> None:
+def test_served_acceptance_is_the_evaluated_one(engine: EngineServers, tmp_path: Path) -> None:
     folder = ensure_target()
-    served = _serve(folder, tmp_path / "server.log")
+    served = _serve(engine("eagle3"), folder)
     head, draft_ids = load_head(HEAD, LlamaShape.read(folder))
     target = LlamaTarget(folder, torch.float32, head.taps)
     writer = CorpusWriter(tmp_path / "corpus", 4 * target.shape.hidden)
