@@ -169,19 +169,24 @@ class Server:
         self._signal(signal.SIGCONT)
         self._paused = False
 
-    def stop(self) -> None:
+    def stop(self, grace_s: float = STOP_TIMEOUT_S) -> None:
         """End the whole process group; safe to call again, and on a server that never started.
 
         Only the first process is asked: it ends its own children. Were they asked as well, SGLang
         would take their end for a crash and spend five seconds on diagnosing it.
+
+        Args:
+            grace_s: how long it may take to end by itself (SGLang takes five seconds) before it is
+                killed; 0 kills at once.
         """
         _running.discard(self)
         if self._process is None:
             return
-        self._process.terminate()
-        self._signal(signal.SIGCONT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_TIMEOUT_S)
+        if grace_s > 0:
+            self._process.terminate()
+            self._signal(signal.SIGCONT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace_s)
         self._signal(signal.SIGKILL)
         self._process.wait()
         if self._guard is not None and self._guard.stdin is not None:

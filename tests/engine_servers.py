@@ -15,7 +15,7 @@ from typing import Any
 
 from hybridspec.demo.lineup import ALGORITHMS, Algorithm, Assets, server_args
 from hybridspec.loadtest.client import Client, Prompt
-from hybridspec.loadtest.server import Server, stop_servers
+from hybridspec.loadtest.server import Server
 from hybridspec.loadtest.workloads import load
 
 DTYPE = "float32"
@@ -72,7 +72,7 @@ class EngineServers:
                 server.pause()
         missing = [key for key in keys if key not in self._servers]
         while self._servers and len(self._servers) + len(missing) > MOST_ALIVE:
-            self._servers.pop(next(iter(self._servers))).stop()
+            self._servers.pop(next(iter(self._servers))).stop(grace_s=0)
         starting = {key: self._make(key) for key in missing}
         self._servers |= starting
         for server in starting.values():
@@ -81,8 +81,9 @@ class EngineServers:
             list(pool.map(_wait_and_pause, starting.values()))
 
     def stop(self) -> None:
-        """Stop all servers."""
-        stop_servers(self._servers.values())
+        """End all servers."""
+        for server in self._servers.values():
+            server.stop(grace_s=0)
 
     def _make(self, key: tuple[str, ...]) -> Server:
         label = "-".join(part.strip("-").replace("/", "_") for part in key)[:80]
