@@ -18,7 +18,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -m "not engine"
+	$(BIN)/python -m pytest -m "not engine and not slow"
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hybridspec.adapters.cache_folder import step_times_folder
 from hybridspec.demo import report
 from hybridspec.demo.lineup import ALGORITHMS, Assets, identify, server_args
 from hybridspec.demo.lossless import check_lossless, compare_measured
@@ -137,6 +138,8 @@ def _run(
             args,
             log_dir,
             most_alive=servers_that_fit(),
+            # It measures the times of steps, for all servers like it and for later starts.
+            first=None if step_times_folder().is_dir() else "hybrid",
             ready=lambda name: steps.done(f"{name}: server is up"),
             warm_up=lambda client: warm_up(client, streams),
         ) as turns:

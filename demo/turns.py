@@ -43,6 +43,7 @@ class Turns:
         args: arguments of every server, by name.
         log_dir: folder for the logs, one file a server.
         most_alive: most servers to keep in memory.
+        first: name of a server that starts before the others and alone.
         ready: called with a server's name whenever it is up.
         warm_up: called in a server's first turn, before anything else.
         make: makes a server that is not started, from its arguments and log file.
@@ -54,6 +55,7 @@ class Turns:
         log_dir: Path,
         *,
         most_alive: int,
+        first: str | None = None,
         ready: Callable[[str], None] = lambda name: None,
         warm_up: Callable[[Client], None] = lambda client: None,
         make: Callable[[Sequence[str], Path], Server] = lambda args, log: Server(
@@ -61,6 +63,7 @@ class Turns:
         ),
     ) -> None:
         self._args = dict(args)
+        self._first = first
         self._log_dir = log_dir
         self._most_alive = most_alive
         self._ready = ready
@@ -80,10 +83,12 @@ class Turns:
         Raises:
             ServerFailed: one did not start; the others are stopped.
         """
-        first = list(self._args)[: self._most_alive]
+        names = list(self._args)[: self._most_alive]
         with ThreadPoolExecutor(PARALLEL_STARTS) as pool:
             try:
-                list(pool.map(self._start, first))
+                if self._first in names:
+                    self._start(self._first)
+                list(pool.map(self._start, [name for name in names if name != self._first]))
             except BaseException:
                 # Leaving the pool waits for starts under way: end them, so that they fail at once.
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ class EngineServers:
     def __init__(self, assets: Assets, log_dir: Path) -> None:
         self._assets = assets
         self._log_dir = log_dir
+        self.cache = log_dir / "cache"
         self._servers: dict[tuple[str, ...], Server] = {}
 
     def args(self, name: str, *extra: str) -> list[str]:
@@ -59,48 +59,37 @@ class EngineServers:
             extra: more arguments of ``sglang.launch_server``; they make it another server.
         """
         key = (name, *extra)
-        self.start(key)
-        server = self._servers[key] = self._servers.pop(key)  # Last used is last in order.
-        server.resume()
-        return server
-
-    def start(self, *keys: tuple[str, ...]) -> None:
-        """Start those of some configurations that are not there, all at once, and leave every
-        server paused. One server alone keeps half of two cores busy while it starts."""
         for server in self._servers.values():
             if not server.paused:
                 server.pause()
-        missing = [key for key in keys if key not in self._servers]
-        while self._servers and len(self._servers) + len(missing) > MOST_ALIVE:
-            self._servers.pop(next(iter(self._servers))).stop(grace_s=0)
-        starting = {key: self._make(key) for key in missing}
-        self._servers |= starting
-        for server in starting.values():
-            server.start()
-        with ThreadPoolExecutor(max(1, len(starting))) as pool:
-            list(pool.map(_wait_and_pause, starting.values()))
+        # Last used is last in order.
+        server = self._servers.pop(key) if key in self._servers else self._start(key)
+        self._servers[key] = server
+        server.resume()
+        return server
 
     def stop(self) -> None:
         """End all servers."""
         for server in self._servers.values():
             server.stop(grace_s=0)
 
-    def _make(self, key: tuple[str, ...]) -> Server:
+    def _start(self, key: tuple[str, ...]) -> Server:
+        while len(self._servers) >= MOST_ALIVE:
+            self._servers.pop(next(iter(self._servers))).stop(grace_s=0)
         label = "-".join(part.strip("-").replace("/", "_") for part in key)[:80]
         # A machine that serves need not have a compiler, nor what another run has compiled. Only
         # SGLang's own NGRAM needs one.
         env = {
+            "HYBRIDSPEC_CACHE": str(self.cache),
             "SGLANG_JIT_CACHE_DIR": str(self._log_dir / "jit"),
             "TORCHINDUCTOR_CACHE_DIR": str(self._log_dir / "inductor"),
         }
         if not CONFIGURATIONS[key[0]].compiler:
             env["CXX"] = "/nonexistent/c++"
-        return Server(self.args(*key), log_path=self._log_dir / f"{label}.log", env=env)
-
-
-def _wait_and_pause(server: Server) -> None:
-    server.wait_ready()
-    server.pause()
+        server = Server(self.args(*key), log_path=self._log_dir / f"{label}.log", env=env)
+        server.start()
+        server.wait_ready()
+        return server
 
 
 class OwnGate:

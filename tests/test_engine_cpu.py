@@ -35,11 +35,6 @@ def expected(plain_text: list[list[int]]) -> list[list[int]]:
     return [ids[:TOKENS] for ids in plain_text]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def started(engine: EngineServers) -> None:
-    engine.start(("plain",), ("plain", *TIGHT), ("eagle3", *TREE), ("ngram",))
-
-
 @pytest.mark.parametrize("name", ["ngram", "eagle3"])
 @pytest.mark.parametrize("streams", [1, 8])
 def test_draft_trees_do_not_change_the_text(

@@ -19,11 +19,6 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def started(engine: EngineServers, faulty: str) -> None:
-    engine.start(("cache", "--hybrid-config", faulty), ("gateless",))
-
-
 def test_requests_go_on_when_the_suffix_cache_raises(
     engine: EngineServers, prompts: list[list[int]], plain_text: list[list[int]], faulty: str
 ) -> None:

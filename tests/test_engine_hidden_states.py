@@ -16,7 +16,6 @@ ANSWER = 6
 
 @pytest.mark.engine
 def test_captured_states_equal_the_trainers(engine: EngineServers) -> None:
-    engine.start(("states",), ("eagle3",))  # the second is the next test's
     folder = ensure_target()
     ids = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018]
     request = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine_servers import POLICIES, EngineServers, generate
+from hybridspec.gate.cost import StepTimeModel
 
 pytestmark = pytest.mark.engine
 
@@ -27,9 +28,18 @@ def test_plain_decoding_is_the_same_one_by_one(
 def test_every_policy_says_what_plain_decoding_says(
     engine: EngineServers, prompts: list[list[int]], expected: list[list[int]], policy: str
 ) -> None:
-    place = POLICIES.index(policy)
-    engine.start(*((name,) for name in POLICIES[place - place % 2 :][:2]))
     server = engine(policy)
     # Every other prompt alone: eight at a time go through all of them.
     assert generate(server, prompts[::2], TOKENS, concurrency=1) == expected[::2]
     assert generate(server, prompts, TOKENS, concurrency=8) == expected
+
+
+def test_step_times_are_measured_at_the_first_start_and_kept(engine: EngineServers) -> None:
+    logs = {policy: engine(policy).log_path.read_text() for policy in ("none", "goodput")}
+    assert "hybridspec: step times measured in" in logs["none"]
+    if "Kept in" not in logs["none"]:
+        pytest.skip("the machine was busy with something else when the first server started")
+    assert "hybridspec: step times measured in" not in logs["goodput"]
+    (kept,) = (engine.cache / "step-times").iterdir()
+    times = StepTimeModel.load(kept)
+    assert times.predict(8, 32, 0, False) > 2 * times.predict(1, 1, 0, False)

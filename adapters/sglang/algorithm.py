@@ -12,7 +12,7 @@ from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_pha
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
-from hybridspec.adapters.sglang import config, validate
+from hybridspec.adapters.sglang import config, cpu, step_profile, validate
 
 NAME = "HYBRID"
 DEFAULT_STEPS = 3
@@ -57,6 +57,9 @@ class HybridAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
         if server_args.max_running_requests is None:
             server_args.max_running_requests = MAX_RUNNING_REQUESTS
         validate.server_args(server_args)
+        settings = config.current()
+        if cpu.needed() and server_args.tp_size == 1 and settings.profile is None:
+            step_profile.schedule(server_args, settings.widths, settings.profile_s)
 
     def resolve_max_speculative_num_draft_tokens(self, server_args: Any) -> int:
         """The widest verify width; SGLang sizes KV reserves and buffers with it."""

@@ -62,6 +62,12 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook(f"{_SRT}.server_args.ServerArgs.add_cli_args", ("parser",)),
     Hook(f"{_SRT}.server_args.ServerArgs.from_cli_args", ("args",)),
+    Hook(f"{_SRT}.entrypoints.warmup.warmup", ("name",)),
+    Hook(f"{_SRT}.managers.io_struct.GenerateReqInput", ("input_ids", "rid", "sampling_params")),
+    Hook(
+        f"{_SRT}.managers.tokenizer_manager.TokenizerManager",
+        ("generate_request", "abort_request"),
+    ),
     # What the scheduler asks of an algorithm; the enum's own functions are borrowed.
     Hook(
         f"{_SPEC}.spec_info.SpeculativeAlgorithm",

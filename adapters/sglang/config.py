@@ -42,7 +42,9 @@ class HybridConfig:
         suffix_budget_mb: memory that the suffix trees may use, MiB.
         suffix_factor: draft length per matched token (arctic-inference's ``max_spec_factor``).
         suffix_min_prob: least path probability of a drafted token.
-        profile: step-time profile, a name or a JSON file; None starts from the machine's default.
+        profile: step-time profile, a name or a JSON file; None starts from times measured on this
+            machine, where steps can be timed, else from the device's default.
+        profile_s: most seconds that a server's first start may spend on measuring step times.
         gate_poll_s: seconds between two looks whether the gate folder holds another gate; 0 never
             looks.
         trace_dir: folder to record served requests into, or None; the traces hold token ids of what
@@ -63,6 +65,7 @@ class HybridConfig:
     suffix_factor: float = 4.0
     suffix_min_prob: float = 0.1
     profile: str | None = None
+    profile_s: float = 10.0
     gate_poll_s: float = 1.0
     trace_dir: str | None = None
     trace_sample: float = 1.0
@@ -93,6 +96,7 @@ _LEAST: dict[str, float] = {
     "suffix_budget_mb": 1,
     "suffix_factor": 0.1,
     "suffix_min_prob": 0.0,
+    "profile_s": 0.1,
     "gate_poll_s": 0.0,
     "trace_sample": 0.0,
     "trace_budget_mb": 1,
@@ -109,6 +113,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "suffix_factor": (int, float),
     "suffix_min_prob": (int, float),
     "profile": (str, type(None)),
+    "profile_s": (int, float),
     "gate_poll_s": (int, float),
     "trace_dir": (str, type(None)),
     "trace_sample": (int, float),

@@ -23,11 +23,11 @@ from hybridspec.adapters.sglang.gate_swaps import GateSwaps
 from hybridspec.adapters.sglang.metrics import HybridMetrics
 from hybridspec.adapters.sglang.predictor import Predictor
 from hybridspec.adapters.sglang.requests import Followed, FollowedRequests, prompt, scope
+from hybridspec.adapters.sglang.step_profile import starting_times
 from hybridspec.adapters.sglang.trace_recorder import TraceRecorder
 from hybridspec.adapters.suffix import SuffixCache
 from hybridspec.gate.acceptance import ModelAcceptance
 from hybridspec.gate.base import Decision, StepView
-from hybridspec.gate.cost import StepTimeModel
 from hybridspec.gate.features import DRAFT_FEATURES, HISTORY_FEATURES, FeatureSet
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.policy import make_policy
@@ -92,6 +92,7 @@ class StepPlanner:
         device: str,
         times_steps: bool,
         ranks: ProcessGroup | None = None,
+        most_rows: int | None = None,
         model: str = "",
         records: bool = True,
         registry: CollectorRegistry = REGISTRY,
@@ -105,6 +106,7 @@ class StepPlanner:
             times_steps: whether wall times of steps are true and may change decisions.
             model: name of the target, for traces.
             records: whether this rank writes traces, where a folder for them is given.
+            most_rows: most requests that run at once, if known.
             ranks: the tensor-parallel ranks' group on the host; None for a single rank.
             registry: where the counters are kept.
         """
@@ -122,7 +124,9 @@ class StepPlanner:
         self._predictor = Predictor(settings.gate, widest, SLOTS)
         self._depth = max(widest, self._predictor.depth)
         self._acceptance = ModelAcceptance(SLOTS, model_steps)
-        self._cost = _step_times(settings.profile, device)
+        self._cost, self._profiler = starting_times(
+            settings, device, model_steps=model_steps, most_rows=most_rows, timed=times_steps
+        )
         self._policy = make_policy(
             settings.policy, ladder=settings.widths, tau=settings.tau, cost=self._cost
         )
@@ -166,6 +170,12 @@ class StepPlanner:
                 can have it for nothing. It is judged whatever is verified, so EAGLE3's acceptance
                 stays known while it is not used.
         """
+        if self._profiler is not None:
+            decision = self._profiler.decide(requests)
+            if decision is not None:
+                return _carry_out(decision, self._buffer.head(len(requests)))
+            self._guarded("step_times", self._profiler.conclude, None)
+            self._profiler = None
         rows, new = self._requests.rows(requests)
         slots = np.array([row.slot for row in rows], np.int64)
         if self._swaps is not None:
@@ -200,12 +210,14 @@ class StepPlanner:
 
     def ran(self, started: float, ended: float) -> None:
         """Take in when the planned step ran, ``time.perf_counter()`` seconds."""
+        # The scheduler's own work between steps is paid once a step, so it counts; a pause does
+        # not.
+        gap = started - self._ended
+        began = self._ended if 0.0 < gap < LONGEST_IDLE and self._ended else started
         pending = self._pending
-        if self._times_steps and pending is not None:
-            # The scheduler's own work between steps is paid once a step, so it counts; a pause
-            # does not.
-            gap = started - self._ended
-            began = self._ended if 0.0 < gap < LONGEST_IDLE and self._ended else started
+        if self._profiler is not None:
+            self._profiler.ran(ended - began)
+        elif self._times_steps and pending is not None:
             self._cost.observe(
                 len(pending.rows),
                 pending.plan.width,
@@ -381,13 +393,6 @@ class StepPlanner:
                     part,
                 )
             return instead
-
-
-def _step_times(profile: str | None, device: str) -> StepTimeModel:
-    if profile is None:
-        return StepTimeModel.from_profile("cpu" if device == "cpu" else "h100")
-    path = Path(profile)
-    return StepTimeModel.load(path) if path.suffix else StepTimeModel.from_profile(profile)
 
 
 def _plain(rows: int) -> Decision:

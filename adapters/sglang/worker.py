@@ -45,6 +45,7 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
             # measure apart would decide apart.
             times_steps=str(self.device) == "cpu" and get_parallel().tp_size == 1,
             model=Path(server_args.model_path).name,
+            most_rows=server_args.max_running_requests,
             records=get_parallel().tp_rank == 0,
             ranks=None if get_parallel().tp_size == 1 else get_tp_group().cpu_group,
         )

