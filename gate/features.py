@@ -7,6 +7,7 @@ arithmetic is bit-equal in replay and server whatever the batch. Knows no model 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -19,53 +20,74 @@ from hybridspec.gate.tokens import FLAGS, TokenTable
 
 
 class Inputs:
-    """Observations plus the token table, with parts that several features share computed once."""
+    """Observations plus the token table. A block is a matrix that several features are columns of;
+    each is computed once."""
 
     def __init__(self, obs: Observations, table: TokenTable | None) -> None:
         self.obs = obs
         self._table = table
 
-    @cached_property
-    def draft_flags(self) -> NDArray[np.uint8]:
-        """uint8 ``[rows, depth, len(FLAGS)]``."""
-        assert self._table is not None  # FeatureSet checks it
-        return self._table.lookup(self.obs.tokens)
+    @property
+    def history(self) -> NDArray[np.float32]:
+        """float32 ``[rows, len(HISTORY_COLUMNS)]``."""
+        return self.obs.history
+
+    @property
+    def probs(self) -> NDArray[np.float32]:
+        """float32 ``[rows, at least the last of PROB_POSITIONS]``, 0 beyond the drafts."""
+        probs = self.obs.probs
+        missing = PROB_POSITIONS[-1] - probs.shape[1]
+        return probs if missing <= 0 else np.pad(probs, ((0, 0), (0, missing)))
 
     @cached_property
-    def draft_share(self) -> NDArray[np.float32]:
+    def _draft_words(self) -> NDArray[np.uint64]:
+        assert self._table is not None  # FeatureSet checks it
+        return self._table.words(self.obs.tokens)
+
+    @cached_property
+    def draft_flags(self) -> NDArray[np.float32]:
         """float32 ``[rows, len(FLAGS)]``, share of the draft's tokens with each flag."""
-        share: NDArray[np.float32] = self.draft_flags.sum(axis=1, dtype=np.float32)
+        assert self._table is not None
+        share = self._table.flags_of(np.add.reduce(self._draft_words, axis=1)).astype(np.float32)
         share /= np.maximum(self.obs.length, 1).astype(np.float32)[:, None]
         return share
+
+    @cached_property
+    def first_flags(self) -> NDArray[np.uint8]:
+        """uint8 ``[rows, len(FLAGS)]`` of the draft's first token."""
+        assert self._table is not None
+        return self._table.flags_of(self._draft_words[:, 0].copy())
 
     @cached_property
     def last_flags(self) -> NDArray[np.uint8]:
         """uint8 ``[rows, len(FLAGS)]`` of the context's newest token."""
         assert self._table is not None
-        return self._table.lookup(self.obs.last_token)
-
-    @cached_property
-    def row(self) -> NDArray[np.intp]:
-        return np.arange(self.obs.rows)
+        return self._table.flags_of(self._table.words(self.obs.last_token))
 
 
 Values = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.integer] | NDArray[np.bool_]
-Column = Callable[[Inputs], Values]
 
 
-def _prob_at(position: int) -> Column:
-    def column(inputs: Inputs) -> Values:
-        probs = inputs.obs.probs
-        if position > probs.shape[1]:
-            return np.zeros(len(probs), np.float32)
-        return probs[:, position - 1]
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A feature computed for itself: ``[rows]`` values."""
 
-    return column
+    values: Callable[[Inputs], Values]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A feature that is column ``index`` of the block of that name of :class:`Inputs`."""
+
+    block: str
+    index: int
 
 
 def _prob_last(inputs: Inputs) -> Values:
-    last: Values = inputs.obs.probs[inputs.row, np.maximum(inputs.obs.length, 1) - 1]
-    return last
+    probs = inputs.obs.probs
+    at = np.maximum(inputs.obs.length, 1)
+    at += np.arange(-1, probs.size - 1, probs.shape[1], dtype=np.int32)
+    return probs.take(at)
 
 
 def _certain(inputs: Inputs) -> Values:
@@ -75,47 +97,50 @@ def _certain(inputs: Inputs) -> Values:
     return same * (inputs.obs.length > 0)
 
 
-def _history(index: int) -> Column:
-    return lambda inputs: inputs.obs.history[:, index]
+_BLOCK_WIDTHS = {
+    "history": len(HISTORY_COLUMNS),
+    **{f"{part}_flags": len(FLAGS) for part in ("draft", "first", "last")},
+}
 
+PROB_POSITIONS = (1, 2, 4, 8, 16)
+"""Draft positions whose path probabilities are features."""
 
-def _flag(part: str, index: int) -> Column:
-    if part == "draft":
-        return lambda inputs: inputs.draft_share[:, index]
-    if part == "first":
-        return lambda inputs: inputs.draft_flags[:, 0, index]
-    return lambda inputs: inputs.last_flags[:, index]
-
-
-DRAFT_FEATURES: dict[str, Column] = {
-    "score": lambda inputs: inputs.obs.score,
-    "match_length": lambda inputs: inputs.obs.match_length,
-    "draft_length": lambda inputs: inputs.obs.length,
-    "score_share": lambda inputs: inputs.obs.score / np.maximum(inputs.obs.length, 1),
-    "prob_1": _prob_at(1),
-    "prob_2": _prob_at(2),
-    "prob_4": _prob_at(4),
-    "prob_8": _prob_at(8),
-    "prob_16": _prob_at(16),
-    "prob_last": _prob_last,
-    "certain_length": _certain,
-    "shared": lambda inputs: inputs.obs.shared,
-    "prompt_length": lambda inputs: inputs.obs.prompt_length,
-    "generated_length": lambda inputs: inputs.obs.generated_length,
-    "generated_share": lambda inputs: (
-        inputs.obs.generated_length
-        / np.maximum(inputs.obs.prompt_length + inputs.obs.generated_length, 1)
+DRAFT_FEATURES: dict[str, Column | Member] = {
+    "score": Column(lambda inputs: inputs.obs.score),
+    "match_length": Column(lambda inputs: inputs.obs.match_length),
+    "draft_length": Column(lambda inputs: inputs.obs.length),
+    "score_share": Column(lambda inputs: inputs.obs.score / np.maximum(inputs.obs.length, 1)),
+    **{f"prob_{position}": Member("probs", position - 1) for position in PROB_POSITIONS},
+    "prob_last": Column(_prob_last),
+    "certain_length": Column(_certain),
+    "shared": Column(lambda inputs: inputs.obs.shared),
+    "prompt_length": Column(lambda inputs: inputs.obs.prompt_length),
+    "generated_length": Column(lambda inputs: inputs.obs.generated_length),
+    "generated_share": Column(
+        lambda inputs: (
+            inputs.obs.generated_length
+            / np.maximum(inputs.obs.prompt_length + inputs.obs.generated_length, 1)
+        )
     ),
 }
-HISTORY_FEATURES: dict[str, Column] = {
-    f"history_{name}": _history(index) for index, name in enumerate(HISTORY_COLUMNS)
+HISTORY_FEATURES: dict[str, Column | Member] = {
+    f"history_{name}": Member("history", index) for index, name in enumerate(HISTORY_COLUMNS)
 }
-TOKEN_FEATURES: dict[str, Column] = {
-    f"{part}_{flag}": _flag(part, index)
+TOKEN_FEATURES: dict[str, Column | Member] = {
+    f"{part}_{flag}": Member(f"{part}_flags", index)
     for part in ("draft", "first", "last")
     for index, flag in enumerate(FLAGS)
 }
-FEATURES: dict[str, Column] = {**DRAFT_FEATURES, **HISTORY_FEATURES, **TOKEN_FEATURES}
+FEATURES: dict[str, Column | Member] = {**DRAFT_FEATURES, **HISTORY_FEATURES, **TOKEN_FEATURES}
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Which columns of a block (None: all, in order) go to which places of the feature matrix."""
+
+    name: str
+    places: list[int] | slice
+    columns: list[int] | None
 
 
 class FeatureSet:
@@ -140,8 +165,21 @@ class FeatureSet:
         if table is None and any(name in TOKEN_FEATURES for name in names):
             raise GateError("token features need the target's token table: give one or drop them")
         self.names = tuple(names)
-        self._columns = tuple(FEATURES[name] for name in names)
         self._table = table
+        self._columns: list[tuple[int, Column]] = []
+        self._blocks: list[_Block] = []
+        members: dict[str, list[tuple[int, int]]] = {}
+        for at, name in enumerate(names):
+            feature = FEATURES[name]
+            if isinstance(feature, Column):
+                self._columns.append((at, feature))
+            else:
+                members.setdefault(feature.block, []).append((at, feature.index))
+        for name, pairs in members.items():
+            columns = [column for _, column in pairs]
+            whole = columns == list(range(_BLOCK_WIDTHS.get(name, 0)))
+            places = _span([place for place, _ in pairs])
+            self._blocks.append(_Block(name, places, None if whole else columns))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -160,6 +198,17 @@ class FeatureSet:
         """
         matrix = np.empty((obs.rows, len(self)), np.float32) if out is None else out
         inputs = Inputs(obs, self._table)
-        for index, column in enumerate(self._columns):
-            matrix[:, index] = column(inputs)
+        for at, column in self._columns:
+            matrix[:, at] = column.values(inputs)
+        for block in self._blocks:
+            values = getattr(inputs, block.name)
+            if block.columns is not None:
+                values = values.take(block.columns, axis=1)
+            matrix[:, block.places] = values
         return matrix
+
+
+def _span(places: list[int]) -> list[int] | slice:
+    """The same places as a slice if they are neighbours: numpy copies those far faster."""
+    first, count = places[0], len(places)
+    return slice(first, first + count) if places == list(range(first, first + count)) else places

@@ -24,48 +24,42 @@ class Goodput:
 
     def __init__(self, ladder: Sequence[int], cost: StepTime) -> None:
         """Choose among ``ladder`` (ascending widths from 1) by the times that ``cost`` predicts."""
-        self._widths = np.array(ladder, np.int32)
+        self._widths = [int(width) for width in ladder]
+        self._rooms = np.array(ladder, np.int32) - 1
         self._cost = cost
 
     def decide(self, view: StepView) -> Decision:
         """The best decision; ties go to the narrower width and to no draft-head forward."""
-        cache = self._gain(cache_survival(view), view.cache_length)
+        cache = self._cache_gain(view)
+        model_total = _running_total(view.model_survival)
         # Without the draft head's forward only the tokens that it has predicted already are there.
-        free = view.model_survival[:, : view.model_free]
-        arms = [(False, free, self._gain(free, None))]
+        arms = [(False, min(view.model_free, view.model_steps))]
         if view.model_steps > view.model_free:
-            arms.append((True, view.model_survival, self._gain(view.model_survival, None)))
-        best: tuple[float, Decision] | None = None
-        for forward, survival, model in arms:
-            tokens = view.rows + np.maximum(cache, model).sum(axis=0)
-            rate, index = self._best(view, tokens, forward)
-            if best is None or rate > best[0]:
-                best = rate, self._decision(view, index, cache, model, survival.shape[1])
+            arms.append((True, view.model_steps))
+        best_rate, best = -1.0, None
+        for forward, length in arms:
+            model = model_total.take(np.minimum(self._rooms, length), axis=1)
+            tokens = np.add.reduce(np.maximum(cache, model), axis=0) + view.rows
+            rate = tokens / self._seconds(view, forward)
+            index = int(rate.argmax())
+            if rate[index] > best_rate:
+                best_rate, best = float(rate[index]), (index, length, model)
         assert best is not None
-        return best[1]
+        index, length, model = best
+        return self._decision(view, index, cache[:, index], model[:, index], length)
 
-    def _gain(
-        self, survival: NDArray[np.float32], length: NDArray[np.int32] | None
-    ) -> NDArray[np.float64]:
-        """Expected accepted draft tokens ``[rows, widths]`` of drafts cut to each width."""
-        rows, depth = survival.shape
-        total = np.zeros((rows, depth + 1))
-        np.cumsum(survival, axis=1, out=total[:, 1:])
-        fits = np.minimum(self._widths - 1, depth)[None, :]
-        if length is not None:
-            fits = np.minimum(fits, length[:, None])
-        gain: NDArray[np.float64] = total[np.arange(rows)[:, None], fits]
+    def _cache_gain(self, view: StepView) -> NDArray[np.float64]:
+        """Expected accepted tokens ``[rows, widths]`` of the cache drafts, cut to each width."""
+        total = _running_total(cache_survival(view))
+        rows, columns = total.shape
+        fits = np.minimum(self._rooms, np.minimum(view.cache_length, columns - 1)[:, None])
+        fits += np.arange(0, rows * columns, columns, dtype=np.int32)[:, None]
+        gain: NDArray[np.float64] = total.take(fits)
         return gain
 
-    def _best(self, view: StepView, tokens: NDArray[np.float64], model: bool) -> tuple[float, int]:
-        """(tokens per second, index of the width) of the best width."""
-        seconds = [
-            self._cost.predict(view.rows, int(width), view.context_tokens, model)
-            for width in self._widths
-        ]
-        rate = tokens / np.array(seconds)
-        index = int(rate.argmax())
-        return float(rate[index]), index
+    def _seconds(self, view: StepView, forward: bool) -> NDArray[np.float64]:
+        predict, rows, context = self._cost.predict, view.rows, view.context_tokens
+        return np.array([predict(rows, width, context, forward) for width in self._widths])
 
     def _decision(
         self,
@@ -75,14 +69,20 @@ class Goodput:
         model: NDArray[np.float64],
         model_length: int,
     ) -> Decision:
-        limit = int(self._widths[index]) - 1
-        use_cache = cache[:, index] > 0.0
-        source = np.where(use_cache, Source.CACHE, Source.NONE).astype(np.int8)
-        length = np.where(use_cache, np.minimum(view.cache_length, limit), 0).astype(np.int32)
-        use_model = model[:, index] > cache[:, index]
-        source[use_model] = Source.MODEL
-        length[use_model] = min(model_length, limit)
+        limit = self._widths[index] - 1
+        use_model = model > cache
+        use_cache = (cache > 0.0) & ~use_model
+        length = np.minimum(view.cache_length, limit) * use_cache
+        length += use_model * np.int32(min(model_length, limit))
+        source = use_cache * np.int8(Source.CACHE) + use_model * np.int8(Source.MODEL)
         return Decision(limit + 1, source, length)
+
+
+def _running_total(survival: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Expected accepted length of a draft's first 0, 1, ... tokens: ``[rows, depth + 1]``."""
+    total = np.zeros((survival.shape[0], survival.shape[1] + 1))
+    np.add.accumulate(survival, axis=1, out=total[:, 1:])
+    return total
 
 
 def cache_survival(view: StepView) -> NDArray[np.float32]:

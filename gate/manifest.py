@@ -10,6 +10,8 @@ from typing import Any
 from hybridspec.gate.errors import GateError
 
 SCHEMA = 1
+LONGEST = 255
+"""Most draft tokens that a gate may judge: flags of so many are counted in one byte each."""
 MODEL_FILE = "gate.onnx"
 MANIFEST_FILE = "gate.json"
 TOKENS_FILE = "tokens.npz"  # only in gates with token features
@@ -72,8 +74,10 @@ class Manifest:
         features, k = content.get("features"), content.get("k")
         if not isinstance(features, list) or not all(isinstance(name, str) for name in features):
             raise GateError(f"gate: {path}: 'features' must be a list of names; export again")
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise GateError(f"gate: {path}: 'k' must be a positive whole number, got {k!r}")
+        if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= LONGEST:
+            raise GateError(
+                f"gate: {path}: 'k' must be a whole number from 1 to {LONGEST}, got {k!r}"
+            )
         if tuple(content.get("outputs", ())) != OUTPUTS:
             raise GateError(
                 f"gate: {path}: 'outputs' must be {list(OUTPUTS)}, got {content.get('outputs')!r}"

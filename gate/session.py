@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from hybridspec.gate.errors import GateError
 from hybridspec.gate.manifest import INPUT, OUTPUTS
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+DEVICES = ("auto", *_PROVIDERS)
+# What "auto" times, on each device, after as many calls that are not counted.
+_TRIAL_ROWS, _TRIALS = 8, 32
 
 
 class GateSession:
@@ -29,7 +33,7 @@ class GateSession:
                 ``survival`` ``[rows, k]`` and ``accepted_length`` ``[rows]``.
             features: expected input columns.
             k: expected length of the survival curve.
-            provider: ``cpu`` or ``cuda``.
+            provider: ``cpu``, ``cuda``, or ``auto``: the faster of those that are usable here.
             max_rows: largest batch.
 
         Raises:
@@ -37,13 +41,15 @@ class GateSession:
                 or its names or shapes not the expected ones.
         """
         self._runtime = _import_runtime()
-        self._session = self._open(model, provider)
-        self._check(features, k)
         self.max_rows = max_rows
         self._input = np.zeros((max_rows, features), np.float32)
         self._survival = np.zeros((max_rows, k), np.float32)
         self._accepted = np.zeros(max_rows, np.float32)
         self._bindings: dict[int, Any] = {}
+        self._session = self._open(model, "cpu" if provider == "auto" else provider)
+        self._check(features, k)
+        if provider == "auto":
+            self._take_faster(model)
 
     @property
     def provider(self) -> str:
@@ -68,10 +74,33 @@ class GateSession:
             self._session.run_with_iobinding(binding)
         return self._survival[:rows], self._accepted[:rows]
 
+    def _take_faster(self, model: bytes) -> None:
+        """Keep the faster device's session; the CPU's is open."""
+        if _PROVIDERS["cuda"] not in self._runtime.get_available_providers():
+            return
+        on_cpu, cpu_seconds = self._session, self._seconds()
+        try:
+            self._session = self._open(model, "cuda")
+        except GateError:
+            return  # listed, but its libraries do not load
+        self._bindings.clear()
+        if self._seconds() >= cpu_seconds:
+            self._session = on_cpu
+            self._bindings.clear()
+
+    def _seconds(self) -> float:
+        """Least time of a run."""
+        times = []
+        for _ in range(2 * _TRIALS):
+            began = time.perf_counter()
+            self.run(min(_TRIAL_ROWS, self.max_rows))
+            times.append(time.perf_counter() - began)
+        return min(times[_TRIALS:])
+
     def _open(self, model: bytes, provider: str) -> Any:
         wanted = _PROVIDERS.get(provider)
         if wanted is None:
-            raise GateError(f"gate: unknown provider {provider!r}; valid are cpu, cuda")
+            raise GateError(f"gate: unknown provider {provider!r}; valid are auto, cpu, cuda")
         options = self._runtime.SessionOptions()
         # Microseconds of work: one thread is fastest, and spinning threads starve the engine's.
         options.intra_op_num_threads = options.inter_op_num_threads = 1

@@ -58,9 +58,17 @@ class Gate:
 
     def judge(self, obs: Observations) -> Prediction:
         """Compute the features of ``obs`` and predict. Raises as :meth:`predict` does."""
+        return self.run(self.fill(obs))
+
+    def fill(self, obs: Observations) -> int:
+        """Compute the features of ``obs`` into the session's input; how many rows it holds now.
+
+        Raises:
+            GateError: more rows than the session holds.
+        """
         self._check_rows(obs.rows)
         self.features.compute(obs, self._session.input(obs.rows))
-        return self._run(obs.rows)
+        return obs.rows
 
     def predict(self, matrix: NDArray[np.float32]) -> Prediction:
         """Predict from a feature matrix.
@@ -73,13 +81,14 @@ class Gate:
         """
         self._check_rows(len(matrix))
         self._session.input(len(matrix))[:] = matrix
-        return self._run(len(matrix))
+        return self.run(len(matrix))
 
     def _check_rows(self, rows: int) -> None:
         if rows > self._session.max_rows:
             raise GateError(f"gate: {rows} rows, made for at most {self._session.max_rows}")
 
-    def _run(self, rows: int) -> Prediction:
+    def run(self, rows: int) -> Prediction:
+        """Predict the first ``rows`` rows of the session's input. Raises as :meth:`predict`."""
         survival, accepted = self._session.run(rows)
         # A NaN anywhere in a curve reaches its sum; a NaN would win every comparison of a policy.
         if not np.isfinite(accepted).all():
@@ -100,7 +109,7 @@ def load_gate(
     Args:
         folder: holds ``gate.json``, ``gate.onnx`` and, if it uses token features, ``tokens.npz``.
         table: the target's token flags; the folder's own if not given.
-        provider: ``cpu`` or ``cuda``.
+        provider: ``cpu``, ``cuda``, or ``auto``: the faster of those that are usable here.
         max_rows: most rows of one prediction.
         k: the K that the caller needs; None takes any.
 

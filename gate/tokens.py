@@ -48,6 +48,10 @@ class TokenTable:
                 f"{list(flags.shape)}; build it again from the tokenizer"
             )
         self._flags = np.vstack([flags, np.zeros((1, len(FLAGS)), np.uint8)])
+        # One byte a flag in one word a token: adding words adds all flags at once.
+        lanes = np.zeros((len(self._flags), 8), np.uint8)
+        lanes[:, : len(FLAGS)] = self._flags
+        self._words = lanes.view(np.uint64).ravel()
 
     @property
     def vocab(self) -> int:
@@ -68,8 +72,20 @@ class TokenTable:
     def lookup(self, token_ids: NDArray[np.integer]) -> NDArray[np.uint8]:
         """Flags of ``token_ids`` (any shape): uint8 ``[..., len(FLAGS)]``. -1 and ids past the
         vocabulary have none."""
-        flags: NDArray[np.uint8] = self._flags[np.minimum(token_ids, self.vocab)]
+        flags: NDArray[np.uint8] = self._flags.take(np.minimum(token_ids, self.vocab), axis=0)
         return flags
+
+    def words(self, token_ids: NDArray[np.integer]) -> NDArray[np.uint64]:
+        """Flags of ``token_ids`` (any shape), one byte each in one word: up to 255 of them can be
+        added before :meth:`flags_of` takes them apart."""
+        words: NDArray[np.uint64] = self._words.take(np.minimum(token_ids, self.vocab))
+        return words
+
+    @staticmethod
+    def flags_of(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
+        """uint8 ``[rows, len(FLAGS)]`` of words ``[rows]``."""
+        flags: NDArray[np.uint8] = words.view(np.uint8).reshape(-1, 8)
+        return flags[:, : len(FLAGS)]
 
     def save(self, path: Path) -> None:
         """Write as ``.npz``."""

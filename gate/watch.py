@@ -35,6 +35,7 @@ class GateWatch:
             replaced, or be a link that is set anew: what counts is that it rests for one look.
         current: the gate in use, loaded from there.
         max_rows: most rows of one prediction.
+        device: where gates run, as :func:`load_gate` takes it.
         refused: told the one-line reason for each refused gate, from the watching thread.
         poll_s: seconds between two looks.
     """
@@ -45,13 +46,14 @@ class GateWatch:
         current: Gate,
         *,
         max_rows: int,
+        device: str = "cpu",
         refused: Callable[[str], None],
         poll_s: float = 1.0,
     ) -> None:
         self._folder = folder
         self._k = current.k
         self._known = current.manifest.sha256
-        self._max_rows = max_rows
+        self._max_rows, self._device = max_rows, device
         self._refused = refused
         self._poll_s = poll_s
         self._seen = self._settled = self._look()
@@ -87,7 +89,9 @@ class GateWatch:
             return
         self._settled = found
         try:
-            gate = load_gate(self._folder, max_rows=self._max_rows, k=self._k)
+            gate = load_gate(
+                self._folder, provider=self._device, max_rows=self._max_rows, k=self._k
+            )
             _check_speed(gate)
         except GateError as error:
             self._refused(str(error))

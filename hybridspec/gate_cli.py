@@ -45,6 +45,29 @@ def train(
     _print_figures(summary["held_out"])
 
 
+@app.command()
+def bench(
+    gate: Annotated[Path, typer.Option("--gate", help="Gate folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time a gate's part of a decode step on this machine: features, session and policy."""
+    _need("onnxruntime")
+    try:
+        from hybridspec.gate.bench import time_gate
+        from hybridspec.gate.store import load_gate
+
+        loaded = load_gate(gate)
+        found = time_gate(loaded)
+    except GateError as error:
+        _leave(error)
+    if as_json:
+        print(json.dumps({"provider": loaded.provider, "times_us": found}))
+        return
+    _say(f"{loaded.provider}, microseconds per step")
+    for line in found:
+        _say("  ".join(f"{name} {value:.0f}" for name, value in line.items()))
+
+
 @app.command("eval")
 def evaluate(
     traces: Traces,

@@ -47,7 +47,7 @@ def test_flags_are_in_the_servers_help() -> None:
         text=True,
         check=True,
     ).stdout
-    for flag in ("--hybrid-gate", "--hybrid-policy", "--hybrid-config"):
+    for flag in ("--hybrid-gate", "--hybrid-gate-device", "--hybrid-policy", "--hybrid-config"):
         assert flag in shown
 
 

@@ -78,6 +78,11 @@ def test_commands(gate: Path, traces: Path, tmp_path: Path) -> None:
     shown = runner.invoke(app, ["info", str(gate)])
     assert shown.exit_code == 0
     assert "probe passed" in shown.stdout
+    timed = runner.invoke(app, ["bench", "--gate", str(gate), "--json"])
+    assert timed.exit_code == 0
+    times = json.loads(timed.stdout)["times_us"]
+    assert [line["rows"] for line in times] == [1, 8, 64]
+    assert all(0 < line["features"] < line["p50"] <= line["p99"] for line in times)
     page = tmp_path / "deep" / "gate.html"
     args = ["eval", "--traces", str(traces), "--gate", str(gate), "--held-out", "--json"]
     done = runner.invoke(app, [*args, "--html", str(page)])

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gate_folders import NAMES, K, constant_model, gate_folder
+from hybridspec.gate import session
 from hybridspec.gate.errors import GateError
 from hybridspec.gate.features import FeatureSet
 from hybridspec.gate.observations import Observations
@@ -49,7 +50,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "too many features": ({"features": ["score", "draft_length", "prob_1"]}, "has 3 features"),
     "features no list": ({"features": "score"}, "list of names"),
     "k": ({"k": 8}, "expected K=8"),
-    "k no number": ({"k": "four"}, "positive whole number"),
+    "k no number": ({"k": "four"}, "whole number from 1"),
     "outputs": ({"outputs": ["y"]}, "'outputs' must be"),
     "hash": ({"sha256": "0" * 64}, "truncated or altered"),
     "no hash": ({"sha256": None}, "malformed"),
@@ -110,6 +111,23 @@ def test_wrong_k_and_provider_are_refused(tmp_path: Path) -> None:
         load_gate(gate, k=32)
     with pytest.raises(GateError, match="unknown provider"):
         load_gate(gate, provider="tpu")
+
+
+def test_auto_takes_the_faster_of_two_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = gate_folder(tmp_path / "gate")
+    known = load_gate(gate)
+    rows = np.ones((3, len(known.features)), np.float32)
+    expected = known.predict(rows).survival.copy()
+    # Stands in for a GPU: the same provider again, found slow, then fast.
+    monkeypatch.setitem(session._PROVIDERS, "cuda", "CPUExecutionProvider")
+    for seconds in ([1.0, 2.0], [2.0, 1.0]):
+        monkeypatch.setattr(session.GateSession, "_seconds", lambda self, s=seconds: s.pop(0))
+        loaded = load_gate(gate, provider="auto")
+        assert not seconds, "both were timed"
+        assert (loaded.predict(rows).survival == expected).all()
+        assert loaded.provider == "CPUExecutionProvider"
 
 
 def test_absent_onnxruntime_is_one_clear_line(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_published_settings_reach_a_child_process(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("polciy: cache", "unknown key 'polciy'; valid keys are gate, policy"),
+        ("polciy: cache", "unknown key 'polciy'; valid keys are gate, gate_device"),
         ("policy: best", "unknown policy 'best'; choose one of goodput"),
         ("widths: [2, 4]", "widths must rise from 1"),
         ("widths: [1, 8, 4]", "widths must rise from 1"),

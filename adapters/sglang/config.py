@@ -16,11 +16,12 @@ from typing import Any
 
 import yaml
 
-from hybridspec.gate import policy
+from hybridspec.gate import policy, session
 
 ENV = "HYBRIDSPEC_CONFIG"
 """Environment variable that holds the configuration as JSON for child processes and ``Engine``."""
 
+GATE_DEVICES = session.DEVICES
 POLICIES = tuple(reversed(policy.POLICIES))
 
 
@@ -34,6 +35,7 @@ class HybridConfig:
 
     Attributes:
         gate: folder of the gate, or None to decide without one.
+        gate_device: where the gate runs, one of :data:`GATE_DEVICES`; ``auto`` takes the faster.
         policy: one of :data:`POLICIES`.
         widths: verify widths in tokens per request, root (bonus) token included; rising from 1.
         tau: ``threshold``: the cache draft is used when its predicted accepted length exceeds this.
@@ -57,6 +59,7 @@ class HybridConfig:
     """
 
     gate: str | None = None
+    gate_device: str = "auto"
     policy: str = "goodput"
     widths: tuple[int, ...] = (1, 2, 4, 5, 8, 16, 32)
     tau: float = 6.0
@@ -78,6 +81,10 @@ class HybridConfig:
         if self.policy not in POLICIES:
             raise ConfigError(
                 f"unknown policy {self.policy!r}; choose one of {', '.join(POLICIES)}"
+            )
+        if self.gate_device not in GATE_DEVICES:
+            raise ConfigError(
+                f"unknown gate_device {self.gate_device!r}; choose one of {', '.join(GATE_DEVICES)}"
             )
         widths = self.widths
         if not widths or widths[0] != 1 or list(widths) != sorted(set(widths)) or widths[-1] > 64:
@@ -106,6 +113,7 @@ _LEAST: dict[str, float] = {
 # Checked by hand because dataclass annotations are strings here; int is fine where float is asked.
 _TYPES: dict[str, tuple[type, ...]] = {
     "gate": (str, type(None)),
+    "gate_device": (str,),
     "policy": (str,),
     "tau": (int, float),
     "suffix_depth": (int,),

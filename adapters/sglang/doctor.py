@@ -112,7 +112,7 @@ def _gate(folder: Path | None) -> Iterator[Finding]:
         yield Finding("gate", True, "none given; HYBRID decides by measured acceptance")
         return
     try:
-        gate = store.load_gate(folder)
+        gate = store.load_gate(folder, provider="auto")
     except GateError as error:
         yield Finding("gate", False, str(error))
         return

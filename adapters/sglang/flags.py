@@ -24,6 +24,14 @@ def add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
         "measured acceptance.",
     )
     group.add_argument(
+        "--hybrid-gate-device",
+        type=str,
+        default=None,
+        choices=config.GATE_DEVICES,
+        help="Where the gate runs. auto (default): CPU or GPU, whichever is measured to be faster "
+        "at start.",
+    )
+    group.add_argument(
         "--hybrid-policy",
         type=str,
         default=None,
@@ -64,7 +72,7 @@ def from_cli_args(original: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 
 
 def _publish(namespace: argparse.Namespace) -> None:
-    names = ("gate", "policy", "trace_dir")
+    names = ("gate", "gate_device", "policy", "trace_dir")
     flags = {name: getattr(namespace, f"hybrid_{name}", None) for name in names}
     file = getattr(namespace, "hybrid_config", None)
     given = any([*flags.values(), file])

@@ -45,7 +45,12 @@ class GateSwaps:
         self._folder, self._predictor, self._metrics = folder, predictor, metrics
         self._ranks = ranks
         self._watch = GateWatch(
-            folder, predictor.gate, max_rows=MOST_ROWS, refused=self._refused, poll_s=poll_s
+            folder,
+            predictor.gate,
+            max_rows=MOST_ROWS,
+            device=predictor.device,
+            refused=self._refused,
+            poll_s=poll_s,
         )
         self._watch.start()
 

@@ -121,7 +121,7 @@ class StepPlanner:
         )
         self._requests = FollowedRequests(SLOTS, self._vanished)
         widest = settings.widths[-1] - 1
-        self._predictor = Predictor(settings.gate, widest, SLOTS)
+        self._predictor = Predictor(settings.gate, widest, SLOTS, settings.gate_device)
         self._depth = max(widest, self._predictor.depth)
         self._acceptance = ModelAcceptance(SLOTS, model_steps)
         self._cost, self._profiler = starting_times(
@@ -131,6 +131,8 @@ class StepPlanner:
             settings.policy, ladder=settings.widths, tau=settings.tau, cost=self._cost
         )
         gate = self._predictor.gate
+        if gate is not None:
+            logger.info("hybridspec: gate %s runs on %s", gate.manifest.sha256[:12], gate.provider)
         self.metrics = HybridMetrics(
             settings.widths, settings.policy, gate.fingerprint if gate else 0, registry
         )

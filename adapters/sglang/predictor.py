@@ -23,8 +23,8 @@ class Predictor:
     """Survival of cache drafts. Not thread-safe. ``gate`` may be set anew between two steps, to one
     of the same K."""
 
-    def __init__(self, gate: str | None, depth: int, slots: int) -> None:
-        """Load the gate at folder ``gate``, if given.
+    def __init__(self, gate: str | None, depth: int, slots: int, device: str = "cpu") -> None:
+        """Load the gate at folder ``gate``, if given, to run on ``device`` (see ``load_gate``).
 
         ``depth`` is the longest draft to ask for where there is no gate. Afterwards the attribute
         of that name says how long drafts must be asked for.
@@ -32,7 +32,8 @@ class Predictor:
         Raises:
             GateError: the gate cannot be used.
         """
-        self.gate = load_gate(Path(gate), max_rows=MOST_ROWS) if gate else None
+        self.device = device
+        self.gate = load_gate(Path(gate), provider=device, max_rows=MOST_ROWS) if gate else None
         # A gate has learned from drafts of its own length; the policy cuts them to the width.
         self.depth = self.gate.k if self.gate else depth
         self._table = CacheAcceptance(self.depth)

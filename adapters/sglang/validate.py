@@ -56,7 +56,7 @@ def _problems(args: Any) -> Iterator[str]:
     yield from head_problems(args.speculative_draft_model_path, args.model_path)
     if settings.gate is not None:
         try:
-            store.load_gate(Path(settings.gate))
+            store.load_gate(Path(settings.gate), provider=settings.gate_device)
         except GateError as error:
             yield str(error)
     if settings.trace_dir is not None:
