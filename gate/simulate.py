@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hybridspec.gate.acceptance import CacheAcceptance, ModelAcceptance
 from hybridspec.gate.base import Decision, Policy, StepView
-from hybridspec.gate.cost import StepCost
+from hybridspec.gate.cost import StepCost, StepTimeModel
 from hybridspec.gate.history import RequestHistory, agreement
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.replay import Drafter, look_ahead
@@ -36,6 +36,7 @@ class Outcome:
         steps: decode steps.
         accepted: accepted draft tokens, bonus excluded.
         rows: rows by source, in the order of :class:`Source`.
+        tpot: float64 ``[requests]``, simulated seconds per output token after the first.
     """
 
     tokens: int
@@ -43,6 +44,7 @@ class Outcome:
     steps: int
     accepted: int
     rows: tuple[int, int, int]
+    tpot: NDArray[np.float64]
 
     @property
     def rate(self) -> float:
@@ -94,6 +96,7 @@ def simulate(
     model_steps: int = 4,
     model_free: int = 0,
     k: int = 32,
+    learns: StepTimeModel | None = None,
 ) -> Outcome:
     """Decode all traces.
 
@@ -107,6 +110,8 @@ def simulate(
         model_steps: EAGLE3's draft steps; 0 for no head.
         model_free: leading tokens of its draft that need no forward.
         k: longest cache draft.
+        learns: the policy's step times, to be told every step's true time; None: it knows what it
+            knows.
 
     Raises:
         ValueError: EAGLE3's lengths are missing.
@@ -114,7 +119,7 @@ def simulate(
     if model_steps and any(trace.model_accepted is None for trace in traces):
         raise ValueError("simulation: a trace does not know EAGLE3's accepted lengths")
     run = _Simulation(traces, decider, cost, batch, drafter, survival, model_steps, model_free, k)
-    return run.serve()
+    return run.serve(learns)
 
 
 class _Simulation:
@@ -141,35 +146,42 @@ class _Simulation:
         self._table = CacheAcceptance(k)
         self._buffer = Observations.allocate(batch, k)
         self._next = 0
+        self._began = np.zeros(batch)
+        self._tpot: list[float] = []
 
-    def serve(self) -> Outcome:
+    def serve(self, learns: StepTimeModel | None) -> Outcome:
         tokens = steps = accepted_tokens = 0
         seconds = 0.0
         sources = np.zeros(3, np.int64)
         while True:
-            self._admit()
+            self._admit(seconds)
             slots = np.flatnonzero(self._trace >= 0)
             if not len(slots):
                 rows = (int(sources[0]), int(sources[1]), int(sources[2]))
-                return Outcome(tokens, seconds, steps, accepted_tokens, rows)
+                tpot = np.array(self._tpot)
+                return Outcome(tokens, seconds, steps, accepted_tokens, rows, tpot)
             obs, truth, left = self._look(slots)
             cache = agreement(obs.tokens, obs.length, truth, left)
             model = self._model_truth(slots)
             context = int(obs.prompt_length.sum() + obs.generated_length.sum())
             decision = self._decide(slots, obs, cache, model, context)
             forward = decision.model_length > self._free
-            seconds += self._cost.seconds(len(slots), decision.width, context, forward)
+            shape = (len(slots), decision.width, context, forward)
+            took = self._cost.seconds(*shape)
+            seconds += took
+            if learns is not None:
+                learns.observe(*shape, took)
             true = np.where(decision.source == Source.CACHE, cache, model)
             accepted = np.minimum(true, decision.length)
             count = np.minimum(accepted + 1, left).astype(np.int32)
             self._learn(slots, obs, truth, count, decision, accepted.astype(np.int32), model)
-            self._advance(slots, truth, count, left)
+            self._advance(slots, truth, count, left, seconds)
             tokens += int(count.sum())
             accepted_tokens += int(np.minimum(accepted, count).sum())
             sources += np.bincount(decision.source, minlength=3)
             steps += 1
 
-    def _admit(self) -> None:
+    def _admit(self, now: float) -> None:
         for slot in np.flatnonzero(self._trace < 0):
             if self._next == len(self._traces):
                 return
@@ -178,6 +190,7 @@ class _Simulation:
                 self._drafter.start(str(self._next), trace.prompt_ids, trace.scope)
                 self._drafter.extend(str(self._next), trace.output_ids[:1])
             self._trace[slot], self._position[slot] = self._next, 1
+            self._began[slot] = now
             fresh = np.array([slot])
             self._history.reset(fresh)
             self._model.reset(fresh)
@@ -276,6 +289,7 @@ class _Simulation:
         truth: NDArray[np.int32],
         count: NDArray[np.int32],
         left: NDArray[np.int32],
+        now: float,
     ) -> None:
         for row, slot in enumerate(slots):
             rid = str(self._trace[slot])
@@ -286,4 +300,6 @@ class _Simulation:
                 if ended:
                     self._drafter.finish(rid)
             if ended:
+                decoded = len(self._traces[int(self._trace[slot])].output_ids) - 1
+                self._tpot.append(float(now - self._began[slot]) / decoded)
                 self._trace[slot] = -1

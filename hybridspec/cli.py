@@ -223,6 +223,9 @@ def simulate(
     gate: Annotated[
         Path | None, typer.Option(help="Gate folder; by default gates are trained on the spot.")
     ] = None,
+    ablations: Annotated[
+        bool, typer.Option("--ablations", help="Simulate goodput without each of its ideas too.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with plots.")] = None,
 ) -> None:
@@ -239,7 +242,15 @@ def simulate(
     from hybridspec.gate.errors import GateError
 
     try:
-        show(traces, profile=profile, batches=sizes, gate=gate, as_json=json, html=html)
+        show(
+            traces,
+            profile=profile,
+            batches=sizes,
+            gate=gate,
+            ablations=ablations,
+            as_json=json,
+            html=html,
+        )
     except GateError as error:
         _leave(str(error))
 

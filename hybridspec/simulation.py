@@ -7,6 +7,7 @@ simulator. Everything here is simulated; nothing is measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridspec.adapters.suffix import SuffixCache
+from hybridspec.gate.ablations import AlwaysWide, MeanOnly, RowByRow
+from hybridspec.gate.base import Policy
 from hybridspec.gate.cost import PROFILES, StepCost, StepTimeModel
 from hybridspec.gate.errors import GateError
 from hybridspec.gate.features import DRAFT_FEATURES, HISTORY_FEATURES, FeatureSet
+from hybridspec.gate.goodput import Goodput
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.policy import make_policy
 from hybridspec.gate.replay import EVERY_POSITION
-from hybridspec.gate.simulate import Oracle, Survival, simulate
+from hybridspec.gate.simulate import Oracle, Outcome, Survival, simulate
 from hybridspec.gate.store import Gate
 from hybridspec.gate.traces import Trace
 from hybridspec.gate_training import replay_sets, usable_traces
@@ -31,6 +35,15 @@ MODEL_STEPS = 7
 FIXED_STEPS = range(1, 8)
 """Chain lengths among which EAGLE3 alone has its best."""
 FOLDS = 5
+ABLATIONS: dict[str, tuple[Callable[[Sequence[int], StepTimeModel], Policy], bool | None]] = {
+    "always_wide": (AlwaysWide, None),
+    "row_by_row": (RowByRow, None),
+    "mean_only": (MeanOnly, None),
+    "wrong_times": (Goodput, False),
+    "wrong_times_learning": (Goodput, True),
+}
+"""``goodput`` without an idea; whether step times that start wrong are learned (None: they are
+right)."""
 
 Say = Callable[[str], None]
 
@@ -42,6 +55,7 @@ def run(
     batches: Sequence[int],
     gate: Gate | None = None,
     epochs: int = 15,
+    ablations: bool = False,
     say: Say = print,
 ) -> dict[str, Any]:
     """Simulate every workload at every batch size.
@@ -54,12 +68,14 @@ def run(
         gate: the gate of ``threshold`` and ``goodput``; None trains one for every fifth of the
             requests, on the other four fifths.
         epochs: most epochs of those.
+        ablations: simulate ``goodput`` without each of its ideas too (see :data:`ABLATIONS`).
         say: told what happens.
 
     Returns:
         ``profile``, ``cells``: each with ``workload``, ``batch``, ``requests``, ``speedup`` over
         plain decoding by policy (``eagle3`` with its best chain; ``table`` is ``goodput`` without a
-        gate, by an acceptance table learned on the way; ``oracle``) and the ``eagle3_steps`` that
+        gate, by an acceptance table learned on the way; ``oracle``), ``tpot_ms`` by policy (median,
+        95th percentile and the slowest decile's mean over requests) and the ``eagle3_steps`` that
         were best.
 
     Raises:
@@ -81,64 +97,83 @@ def run(
         survival = _of_set(curves, np.array([number for number, _ in usable]))
         for batch in batches:
             say(f"{traces[0].workload}, batch {batch}")
-            cells.append(_cell(traces, profile, batch, survival))
+            cells.append(_cell(traces, profile, batch, survival, ablations))
     if not cells:
         raise GateError("simulation: no request knows EAGLE3's accepted lengths")
     return {"simulated": True, "profile": profile, "cells": cells}
 
 
-def _cell(traces: Sequence[Trace], profile: str, batch: int, survival: Survival) -> dict[str, Any]:
+def _cell(
+    traces: Sequence[Trace], profile: str, batch: int, survival: Survival, ablations: bool
+) -> dict[str, Any]:
     cost = PROFILES[profile]
 
-    def served(policy: str, curves: Survival | None, steps: int = MODEL_STEPS) -> float:
+    def served(
+        decider: Policy | Oracle,
+        curves: Survival | None = None,
+        *,
+        steps: int = MODEL_STEPS,
+        cache: bool = True,
+        learns: StepTimeModel | None = None,
+    ) -> Outcome:
         return simulate(
             traces,
-            make_policy(policy, ladder=LADDER, cost=StepTimeModel(cost)),
+            decider,
             cost,
             batch=batch,
-            drafter=SuffixCache(),
+            drafter=SuffixCache() if cache else None,
             survival=curves,
             model_steps=steps,
-        ).rate
+            learns=learns,
+        )
 
-    fixed = {steps: _chain(traces, cost, batch, steps) for steps in (0, *FIXED_STEPS)}
-    plain = fixed.pop(0)
-    best = max(fixed, key=lambda steps: fixed[steps])
-    rates = {
-        "eagle3": fixed[best],
-        "cache": served("cache", None, steps=0),
-        "score": served("score", None),
-        "threshold": served("threshold", survival),
-        "table": served("goodput", None),
-        "goodput": served("goodput", survival),
-        "oracle": simulate(
-            traces,
-            Oracle(LADDER, cost),
-            cost,
-            batch=batch,
-            drafter=SuffixCache(),
-            model_steps=MODEL_STEPS,
-        ).rate,
+    def policy(name: str, ladder: Sequence[int] = LADDER) -> Policy:
+        return make_policy(name, ladder=ladder, cost=StepTimeModel(cost))
+
+    plain = served(policy("none", (1,)), steps=0, cache=False)
+    fixed = {
+        steps: served(policy("model", (1, steps + 1)), steps=steps, cache=False)
+        for steps in FIXED_STEPS
     }
+    best = max(fixed, key=lambda steps: fixed[steps].rate)
+    outcomes = {
+        "eagle3": fixed[best],
+        "cache": served(policy("cache"), steps=0),
+        "score": served(policy("score")),
+        "threshold": served(policy("threshold"), survival),
+        "table": served(policy("goodput")),
+        "goodput": served(policy("goodput"), survival),
+    }
+    if ablations:
+        for name, (make, learn) in ABLATIONS.items():
+            times = StepTimeModel(_too_cheap(cost) if learn is not None else cost)
+            outcomes[name] = served(make(LADDER, times), survival, learns=times if learn else None)
+    outcomes["oracle"] = served(Oracle(LADDER, cost))
     return {
         "workload": traces[0].workload,
         "batch": batch,
         "requests": len(traces),
-        "speedup": {name: round(rate / plain, 4) for name, rate in rates.items()},
+        "speedup": {name: round(each.rate / plain.rate, 4) for name, each in outcomes.items()},
+        "tpot_ms": {name: _tpot(each) for name, each in {"plain": plain, **outcomes}.items()},
         "eagle3_steps": best,
     }
 
 
-def _chain(traces: Sequence[Trace], cost: StepCost, batch: int, steps: int) -> float:
-    """Tokens/s of EAGLE3 alone with a fixed chain; plain decoding with none."""
-    return simulate(
-        traces,
-        make_policy("model", ladder=(1, steps + 1) if steps else (1,)),
-        cost,
-        batch=batch,
-        drafter=None,
-        model_steps=steps,
-    ).rate
+def _tpot(outcome: Outcome) -> dict[str, float]:
+    """Median, 95th percentile and mean of the slowest tenth, milliseconds."""
+    times = np.sort(outcome.tpot) * 1e3
+    slowest = times[-max(1, len(times) // 10) :]
+    figures = {
+        "p50": np.median(times),
+        "p95": np.percentile(times, 95),
+        "slowest_decile": slowest.mean(),
+    }
+    return {name: round(float(value), 3) for name, value in figures.items()}
+
+
+def _too_cheap(cost: StepCost) -> StepCost:
+    """A step-time model that takes verifying a token for four times as cheap as it is."""
+    return replace(cost, token=cost.token / 4)
 
 
 def _of_set(curves: Survival, numbers: NDArray[np.int64]) -> Survival:

@@ -33,6 +33,7 @@ def show(
     profile: str,
     batches: Sequence[int],
     gate: Path | None,
+    ablations: bool,
     as_json: bool,
     html: Path | None,
 ) -> None:
@@ -47,6 +48,7 @@ def show(
         profile=profile,
         batches=batches,
         gate=load_gate(gate) if gate is not None else None,
+        ablations=ablations,
         say=lambda line: progress.print(line, highlight=False),
     )
     if html is not None:
@@ -57,6 +59,7 @@ def show(
         print(json.dumps(results))
     else:
         console.print(_table(results))
+        console.print(_latency_table(results))
 
 
 def _table(results: dict[str, Any]) -> Table:
@@ -76,6 +79,21 @@ def _table(results: dict[str, Any]) -> Table:
         ]
         share = f"{seen['goodput'] / seen['oracle']:.0%}"
         view.add_row(cell["workload"], str(cell["batch"]), *cells, share)
+    return view
+
+
+def _latency_table(results: dict[str, Any]) -> Table:
+    names = list(results["cells"][0]["tpot_ms"])
+    view = Table(
+        title="simulated TPOT, ms",
+        caption="over requests: 95th percentile, and the mean of the slowest tenth",
+    )
+    for title in ("workload", "batch", *names):
+        view.add_column(title, justify="left" if title == "workload" else "right")
+    for cell in results["cells"]:
+        seen = cell["tpot_ms"]
+        cells = [f"{seen[name]['p95']:.1f} {seen[name]['slowest_decile']:.1f}" for name in names]
+        view.add_row(cell["workload"], str(cell["batch"]), *cells)
     return view
 
 

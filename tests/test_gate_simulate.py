@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,14 @@ from typer.testing import CliRunner
 
 from hybridspec.adapters.suffix import SuffixCache
 from hybridspec.cli import app
+from hybridspec.gate.ablations import AlwaysWide, MeanOnly, RowByRow
+from hybridspec.gate.base import StepView
 from hybridspec.gate.cost import StepCost, StepTimeModel
+from hybridspec.gate.goodput import Goodput
 from hybridspec.gate.policy import make_policy
 from hybridspec.gate.simulate import Oracle, Outcome, simulate
 from hybridspec.gate.traces import Trace, write_traces
+from hybridspec.simulation import ABLATIONS
 
 COST = StepCost(base=1.0, token=0.01, context=0.0, model=0.1)
 LADDER = (1, 2, 4, 5, 8, 16, 32)
@@ -91,17 +96,72 @@ def test_missing_lengths_are_refused() -> None:
         served("model", [trace])
 
 
+def test_time_per_token_is_the_requests_own() -> None:
+    # Every token takes a step; a request waits before it starts, not between tokens.
+    alone = served("none", made(3), batch=1, steps=0)
+    assert alone.tpot == pytest.approx([1.01] * 3)
+
+
+def test_step_times_that_start_wrong_are_learned() -> None:
+    traces = made(24)
+    rates = {}
+    for learn in (False, True):
+        times = StepTimeModel(StepCost(base=1.0, token=1e-6, context=0.0, model=0.0))
+        costly = StepCost(base=1.0, token=0.2, context=0.0, model=0.1)
+        rates[learn] = simulate(
+            traces,
+            Goodput(LADDER, times),
+            costly,
+            batch=8,
+            drafter=SuffixCache(),
+            learns=times if learn else None,
+        ).rate
+    assert rates[True] > 1.1 * rates[False]
+
+
+def view(rows: int) -> StepView:
+    rng = np.random.default_rng(rows)
+    survival = np.sort(rng.random((rows, 8)).astype(np.float32), axis=1)[:, ::-1]
+    return StepView(
+        cache_length=np.full(rows, 8, np.int32),
+        cache_score=survival.sum(axis=1),
+        survival=survival,
+        model_survival=np.full((rows, 3), 0.4, np.float32),
+        context_tokens=10 * rows,
+    )
+
+
+def test_ablations_take_one_idea_out() -> None:
+    times = StepTimeModel(COST)
+    whole = Goodput(LADDER, times)
+    one, many = view(1), view(6)
+    alone = RowByRow(LADDER, times).decide(one)
+    assert (alone.width, alone.length) == (whole.decide(one).width, whole.decide(one).length)
+    costly = StepTimeModel(StepCost(base=1.0, token=10.0, context=0.0, model=0.0))
+    assert Goodput(LADDER, costly).decide(many).width == 1
+    assert AlwaysWide(LADDER, costly).decide(many).width == 2
+    assert RowByRow(LADDER, times).decide(many).width >= whole.decide(many).width
+    # A sure mean of two tokens: the rung that holds them, whatever could still come after.
+    curve = np.array([[0.9] + [0.22] * 5], np.float32)
+    hopeful = replace(one, cache_length=np.array([6], np.int32), survival=curve)
+    assert whole.decide(hopeful).width == 8
+    assert MeanOnly(LADDER, times).decide(hopeful).width == 4
+
+
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     write_traces(tmp_path / "all.parquet", made(30))
     page = tmp_path / "page.html"
     args = ["simulate", "--traces", str(tmp_path), "--batch", "1,4", "--json", "--html", str(page)]
-    done = CliRunner().invoke(app, args)
+    done = CliRunner().invoke(app, [*args, "--ablations"])
     assert done.exit_code == 0, done.output
     results = json.loads(done.stdout)
     assert [(cell["workload"], cell["batch"]) for cell in results["cells"]] == [("w", 1), ("w", 4)]
     for cell in results["cells"]:
         assert cell["speedup"]["goodput"] <= cell["speedup"]["oracle"] * 1.001
+        assert set(ABLATIONS) < set(cell["speedup"])
+        for times in cell["tpot_ms"].values():
+            assert 0 < times["p50"] <= times["p95"] <= times["slowest_decile"] * 1.001
     assert "Simulated speed-up" in page.read_text()
     done = CliRunner().invoke(app, [*args[:3], "--batch", "x"])
     assert done.exit_code == 1
