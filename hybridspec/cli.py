@@ -22,7 +22,9 @@ app = typer.Typer(
 demo_app = typer.Typer(help="The embedded target and the side-by-side demo.")
 traces_app = typer.Typer(help="Traces for training the gate.", no_args_is_help=True)
 app.add_typer(demo_app, name="demo")
+loadtest_app = typer.Typer(help="Load tests.", no_args_is_help=True)
 app.add_typer(traces_app, name="traces")
+app.add_typer(loadtest_app, name="loadtest")
 
 # The rooms a command needs beyond the base installation, and the extra that brings them.
 _SERVING = (("sglang", "sglang"), ("httpx", "loadtest"))
@@ -213,6 +215,25 @@ def traces_collect(
         _leave(str(error))
     else:
         typer.echo(f"{count} traces in {out}")
+
+
+@loadtest_app.command(
+    "locust", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def loadtest_locust(context: typer.Context) -> None:
+    """Run locust with hybridspec's locustfile; takes locust's options and those that it adds.
+
+    For example: hybridspec loadtest locust --host http://127.0.0.1:30000 --headless -u 8 -t 60s
+    --workload edit. All options: hybridspec loadtest locust -- --help
+    """
+    _need(("locust", "loadtest"))
+    import os
+
+    from hybridspec import loadtest
+
+    file = Path(loadtest.__file__).with_name("locustfile.py")
+    command = [sys.executable, "-m", "locust", "-f", str(file), *context.args]
+    os.execv(sys.executable, command)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from time import sleep
 
 import pytest
 
-from engine_metrics import Counters
+from engine_metrics import counters
 from engine_servers import EngineServers, generate
 from hybridspec.loadtest.client import Client
 
@@ -23,14 +23,14 @@ def test_rows_take_different_sources_while_requests_join_and_leave(
     lengths = [16 + 4 * place for place in range(len(which))]
     expected = [plain_text[index][:length] for index, length in zip(which, lengths, strict=True)]
     server = engine("score")
-    before = Counters(server)
+    before = counters(server)
     with Client(server.url) as client, ThreadPoolExecutor(len(chosen)) as pool:
         waiting = []
         for prompt, length in zip(chosen, lengths, strict=True):
             waiting.append(pool.submit(client.generate, prompt, max_tokens=length))
             sleep(0.15)
         answers = [future.result() for future in waiting]
-    after = Counters(server)
+    after = counters(server)
 
     def grew(*key: str) -> float:
         return after[key] - before[key]
@@ -49,9 +49,9 @@ def test_rows_take_different_sources_while_requests_join_and_leave(
 
 def test_width_follows_the_longest_draft(engine: EngineServers, prompts: list[list[int]]) -> None:
     server = engine("cache")
-    before = Counters(server)
+    before = counters(server)
     generate(server, prompts[:8], 32, concurrency=8)
-    after = Counters(server)
+    after = counters(server)
     used = [
         width
         for width in ("1", "2", "5", "8", "16", "32")
@@ -65,10 +65,10 @@ def test_counters_agree_with_what_requests_report(
     engine: EngineServers, prompts: list[list[int]]
 ) -> None:
     server = engine("threshold")
-    before = Counters(server)
+    before = counters(server)
     with Client(server.url) as client:
         answers = client.run(prompts[:6], max_tokens=32, streams=3).answers
-    after = Counters(server)
+    after = counters(server)
     accepted = after["accepted_tokens",] - before["accepted_tokens",]
     proposed = after["draft_tokens",] - before["draft_tokens",]
     assert accepted == sum(answer.accepted for answer in answers)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_metrics import Counters
+from engine_metrics import counters
 from engine_servers import EngineServers, generate
 
 pytestmark = pytest.mark.engine
@@ -25,9 +25,9 @@ def test_requests_go_on_when_the_suffix_cache_raises(
     chosen = [*prompts[:4], *prompts[16:20]]
     expected = [ids[:32] for ids in (*plain_text[:4], *plain_text[16:20])]
     server = engine("cache", "--hybrid-config", faulty)
-    before = Counters(server)
+    before = counters(server)
     assert generate(server, chosen, 32, concurrency=4) == expected
-    after = Counters(server)
+    after = counters(server)
     assert after["fallbacks", "suffix_cache"] > before["fallbacks", "suffix_cache"]
     assert after["accepted_tokens", "cache"] > before["accepted_tokens", "cache"]
     log = Path(server.log_path).read_text()

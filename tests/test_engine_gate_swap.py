@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine_metrics import Counters
+from engine_metrics import counters
 from engine_servers import OwnGate, generate
 from gate_folders import constant_model
 from hybridspec.gate.manifest import Manifest
@@ -48,7 +48,7 @@ def memory(server: Server) -> int:
 
 def wait_for_swaps(server: Server, wanted: float) -> None:
     deadline = time.monotonic() + 60.0
-    while Counters(server)[("gate_swaps",)] < wanted:
+    while counters(server)[("gate_swaps",)] < wanted:
         assert time.monotonic() < deadline, f"swap {wanted:.0f} did not happen"
         time.sleep(0.1)
 
@@ -61,7 +61,7 @@ def test_swaps_under_load_change_no_text(
 ) -> None:
     gates = two_gates(tmp_path, own_gate.bundled)
     server, served = own_gate.server(), own_gate.gate
-    before = Counters(server)[("gate_swaps",)]
+    before = counters(server)[("gate_swaps",)]
     wrong: list[object] = []
     enough = threading.Event()
 
@@ -95,13 +95,13 @@ def test_swaps_under_load_change_no_text(
     assert not wrong
     assert growth < MOST_GROWTH
     # Looking so often, the server may have caught a copy half done: only what follows counts.
-    refused, said = Counters(server)[("gate_refusals",)], _refusals(server)
+    refused, said = counters(server)[("gate_refusals",)], _refusals(server)
     (served / "gate.onnx").write_bytes(b"hello")
     deadline = time.monotonic() + 30.0
-    while Counters(server)[("gate_refusals",)] == refused and time.monotonic() < deadline:
+    while counters(server)[("gate_refusals",)] == refused and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(1.0)
-    assert Counters(server)[("gate_refusals",)] == refused + 1
+    assert counters(server)[("gate_refusals",)] == refused + 1
     assert _refusals(server) == said + 1
     assert generate(server, prompts[:2], TOKENS) == [ids[:TOKENS] for ids in plain_text[:2]]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_metrics import Counters
+from engine_metrics import counters
 from engine_servers import OwnGate, generate
 
 pytestmark = pytest.mark.engine
@@ -27,7 +27,7 @@ def test_a_gate_is_trained_and_swapped_in_by_five_commands(
     commands = block.group(1).splitlines()
     assert len(commands) == 5
     server = own_gate.server()
-    before = Counters(server)
+    before = counters(server)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "URL": server.url, "GATE": str(own_gate.gate)}
     for command in commands:
@@ -43,9 +43,9 @@ def test_a_gate_is_trained_and_swapped_in_by_five_commands(
     deadline = time.monotonic() + 30.0
     # An idle server takes a gate when it next decodes.
     while (
-        Counters(server)[("gate_swaps",)] == before[("gate_swaps",)] and time.monotonic() < deadline
+        counters(server)[("gate_swaps",)] == before[("gate_swaps",)] and time.monotonic() < deadline
     ):
         generate(server, prompts[:1], 8)
-    after = Counters(server)
+    after = counters(server)
     assert after[("gate_swaps",)] == before[("gate_swaps",)] + 1
     assert after[("gate_fingerprint",)] not in (0.0, before[("gate_fingerprint",)])

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 SECONDS_PER_REQUEST = 0.1
+CHUNKS, FIRST_CHUNK_S, CHUNK_S = 4, 0.05, 0.03
 
 
 class State:
@@ -24,6 +25,7 @@ class State:
     running = 0
     most_running = 0
     flushed = 0
+    key = ""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -32,6 +34,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/server_info":
             self._reply(200, {"most_running": State.most_running, "flushed": State.flushed})
+        elif self.path == "/v1/models":
+            self._reply(200, {"data": [{"id": "small"}]})
         else:
             self._reply(200, {})
 
@@ -47,6 +51,10 @@ class Handler(BaseHTTPRequestHandler):
             self._reply(200, {})
         elif route == "/generate":
             self._generate(body)
+        elif State.key and self.headers.get("Authorization") != f"Bearer {State.key}":
+            self._reply(401, {"error": {"message": "no key"}})
+        elif body.get("stream"):
+            self._stream(route, body)
         elif route == "/v1/chat/completions":
             choice = {"message": {"content": "hello"}, "finish_reason": "stop"}
             usage = {"prompt_tokens": 3, "completion_tokens": 1}
@@ -75,6 +83,33 @@ class Handler(BaseHTTPRequestHandler):
         }
         self._reply(200, {"text": "x", "output_ids": ids[:1] * count, "meta_info": meta})
 
+    def _stream(self, route: str, body: dict[str, Any]) -> None:
+        """``CHUNKS`` pieces of three tokens each; a prompt with "fail" breaks off after one."""
+        chat = route == "/v1/chat/completions"
+        asked = json.dumps(body["messages"] if chat else body["prompt"])
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for index in range(CHUNKS):
+            time.sleep(FIRST_CHUNK_S if index == 0 else CHUNK_S)
+            piece: dict[str, Any] = {"delta": {"content": "a b c"}} if chat else {"text": "a b c"}
+            self._event({"choices": [{**piece, "finish_reason": None}]})
+            if "fail" in asked:
+                self._chunk(b"")
+                return
+        self._event({"choices": [{"delta": {}, "text": "", "finish_reason": "length"}]})
+        usage = {"prompt_tokens": 5, "completion_tokens": 3 * CHUNKS}
+        self._event({"choices": [], "usage": usage})
+        self._chunk(b"data: [DONE]\n\n")
+        self._chunk(b"")
+
+    def _event(self, content: dict[str, Any]) -> None:
+        self._chunk(b"data: " + json.dumps(content).encode() + b"\n\n")
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
     def _reply(self, status: int, content: dict[str, Any]) -> None:
         data = json.dumps(content).encode()
         self.send_response(status)
@@ -92,7 +127,9 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--fail")
     parser.add_argument("--hang", action="store_true")
+    parser.add_argument("--key", default="")
     args = parser.parse_args()
+    State.key = args.key
     if args.fail:
         print(args.fail.replace("|", "\n"), flush=True)
         sys.exit(3)
