@@ -35,11 +35,13 @@ def test_every_policy_says_what_plain_decoding_says(
 
 
 def test_step_times_are_measured_at_the_first_start_and_kept(engine: EngineServers) -> None:
-    logs = {policy: engine(policy).log_path.read_text() for policy in ("none", "goodput")}
-    assert "hybridspec: step times measured in" in logs["none"]
-    if "Kept in" not in logs["none"]:
-        pytest.skip("the machine was busy with something else when the first server started")
-    assert "hybridspec: step times measured in" not in logs["goodput"]
-    (kept,) = (engine.cache / "step-times").iterdir()
-    times = StepTimeModel.load(kept)
+    # Another policy's server was the first of this session, and goodput's the last.
+    log = engine("goodput").log_path.read_text()
+    kept = list((engine.cache / "step-times").glob("*.json"))
+    if not kept:
+        assert "Measured again at the next start" in log
+        pytest.skip("the machine was busy with something else at every start")
+    assert len(kept) == 1
+    assert "step times measured" not in log
+    times = StepTimeModel.load(kept[0])
     assert times.predict(8, 32, 0, False) > 2 * times.predict(1, 1, 0, False)
