@@ -49,7 +49,7 @@ def show(
         batches=batches,
         gate=load_gate(gate) if gate is not None else None,
         ablations=ablations,
-        say=lambda line: progress.print(line, highlight=False),
+        say=lambda line: progress.print(line, highlight=False, soft_wrap=True),
     )
     if html is not None:
         html.parent.mkdir(parents=True, exist_ok=True)
