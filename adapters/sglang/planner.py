@@ -24,11 +24,10 @@ from hybridspec.adapters.sglang.metrics import HybridMetrics
 from hybridspec.adapters.sglang.predictor import Predictor
 from hybridspec.adapters.sglang.requests import Followed, FollowedRequests, prompt, scope
 from hybridspec.adapters.sglang.step_profile import starting_times
-from hybridspec.adapters.sglang.trace_recorder import TraceRecorder
+from hybridspec.adapters.sglang.step_recorder import StepRecorder
 from hybridspec.adapters.suffix import SuffixCache
 from hybridspec.gate.acceptance import ModelAcceptance
 from hybridspec.gate.base import Decision, StepView
-from hybridspec.gate.features import DRAFT_FEATURES, HISTORY_FEATURES, FeatureSet
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.policy import make_policy
 
@@ -40,8 +39,6 @@ SLOTS = 64
 """Request slots at first; they double when more requests run at once."""
 FREE_MODEL_TOKENS = 1
 """Tokens of EAGLE3's chain that need no draft forward: draft-extend has predicted the first."""
-PLAIN_FEATURES = (*DRAFT_FEATURES, *HISTORY_FEATURES)
-"""Features that a server without a gate can log: all that need no token table."""
 LONGEST_IDLE = 0.5
 """Seconds. A gap between two steps longer than this is idling, not step overhead."""
 
@@ -145,15 +142,12 @@ class StepPlanner:
                 poll_s=settings.gate_poll_s,
                 ranks=ranks,
             )
-        self._recorder = self._logged_features = None
+        self._recorder: StepRecorder | None = None
         if settings.trace_dir is not None and records:
-            if settings.trace_features:
-                self._logged_features = gate.features if gate else FeatureSet(PLAIN_FEATURES)
-            self._recorder = TraceRecorder(
-                Path(settings.trace_dir),
-                sample=settings.trace_sample,
-                budget_bytes=settings.trace_budget_mb << 20,
-                features=self._logged_features.names if self._logged_features else (),
+            self._recorder = StepRecorder(
+                settings,
+                settings.trace_dir,
+                features=gate.features if gate else None,
                 model=model,
                 lost=self.metrics.traces_lost,
             )
@@ -207,8 +201,13 @@ class StepPlanner:
         self.metrics.outcome(plan.source, pending.accepted)
         model = plan.source == Source.MODEL
         self._acceptance.observe(pending.slots[model], plan.length[model], pending.accepted[model])
-        if self._recorder is not None:
-            self._guarded("traces", lambda: self._record(pending), None)
+        if (recorder := self._recorder) is not None:
+            known, done = pending.observations, pending.accepted
+            self._guarded(
+                "traces",
+                lambda: recorder.step(pending.number, pending.rows, known, plan, done),
+                None,
+            )
 
     def ran(self, started: float, ended: float) -> None:
         """Take in when the planned step ran, ``time.perf_counter()`` seconds."""
@@ -239,8 +238,8 @@ class StepPlanner:
         if row is None:
             return
         self._guarded("suffix_cache", lambda: self._close(rid, row), None)
-        if self._recorder is not None:
-            self._guarded("traces", lambda: self._record_end(rid, row), None)
+        if (recorder := self._recorder) is not None:
+            self._guarded("traces", lambda: recorder.finish(rid, row), None)
 
     def close(self) -> None:
         """Write the traces that wait, and look at the gate's folder no more."""
@@ -257,31 +256,6 @@ class StepPlanner:
     def flush(self) -> None:
         """Forget every cached continuation (flushed cache, changed weights)."""
         self._guarded("suffix_cache", self._cache.flush, None)
-
-    def _record(self, pending: _Pending) -> None:
-        assert self._recorder is not None
-        assert pending.accepted is not None
-        known, features = pending.observations, None
-        if self._logged_features is not None:
-            features = self._logged_features.compute(known)
-            features[known.length == 0] = np.nan
-        self._recorder.step(
-            pending.number,
-            [row.request.rid for row in pending.rows],
-            known.generated_length,
-            pending.plan.source,
-            pending.plan.width,
-            pending.plan.length,
-            pending.accepted,
-            features,
-        )
-
-    def _record_end(self, rid: str, row: Followed) -> None:
-        assert self._recorder is not None
-        shared_by = scope(row.request)
-        named = None if shared_by == (None, None) else str(shared_by)
-        output = row.whole_output()
-        self._recorder.finish(rid, prompt(row.request), output, named, row.ended_by())
 
     def _close(self, rid: str, row: Followed) -> None:
         if row.aborted():
