@@ -1,0 +1,34 @@
+"""The Grafana dashboard asks for metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from hybridspec.adapters.sglang.metrics import HybridMetrics
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+def test_every_panel_asks_for_known_metrics() -> None:
+    board = json.loads((DOCS / "grafana.json").read_text())
+    registry = CollectorRegistry()
+    HybridMetrics((1, 4), "goodput", 0, registry)
+    known = {
+        f"{metric.name}_total" if metric.type == "counter" else metric.name
+        for metric in registry.collect()
+    }
+    asked = set()
+    for panel in board["panels"]:
+        assert panel["targets"], panel["title"]
+        for target in panel["targets"]:
+            expression = target["expr"]
+            assert expression.count("(") == expression.count(")")
+            assert expression.count("{") == expression.count("}")
+            asked |= set(re.findall(r"hybridspec_\w+", expression))
+    assert asked <= known
+    # What needs no panel: the policy's name.
+    assert known - asked <= {"hybridspec_info"}
