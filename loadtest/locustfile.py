@@ -23,7 +23,7 @@ from gevent.pool import Group
 from locust import HttpUser, events, task
 from locust.env import Environment
 from locust.exception import StopUser
-from locust.runners import MasterRunner, WorkerRunner
+from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, WorkerRunner
 
 from hybridspec.loadtest.arrivals import ARRIVALS, gaps
 from hybridspec.loadtest.server_metrics import Counters, between
@@ -74,7 +74,7 @@ class Run:
         key = options.api_key or os.environ.get(KEY, "")
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.before: Counters | None = None
-        self.began = 0.0
+        self.began = self.seconds = 0.0
         self.users = 0
 
     def next_prompt(self) -> Request:
@@ -220,10 +220,33 @@ def _body(prompt: Request, options: Any, model: str) -> tuple[str, dict[str, Any
 
 
 @events.test_stop.add_listener
-def conclude(environment: Environment, **_: Any) -> None:
-    """Show what locust's own tables cannot: tokens a second, repeats, and the server's side."""
+def note_end(environment: Environment, **_: Any) -> None:
+    """The run is over; with the web page, which stays, its figures are shown as soon as workers
+    have sent their last ones."""
+    environment.hybridspec.seconds = time.time() - environment.hybridspec.began
+    if environment.web_ui is not None:
+        spread = isinstance(environment.runner, MasterRunner)
+        gevent.spawn_later(2 * WORKER_REPORT_INTERVAL if spread else 0, conclude, environment)
+
+
+@events.quitting.add_listener
+def end(environment: Environment, **_: Any) -> None:
+    """Without the web page, the figures are shown at the end, when workers have sent all of
+    theirs. The exit code is 1 on any failure, and where nothing was measured."""
     if isinstance(environment.runner, WorkerRunner):
         return
+    if isinstance(environment.runner, MasterRunner):
+        environment.runner.quit()  # waits for the workers' last figures
+    if environment.web_ui is None:
+        conclude(environment)
+    whole = [entry for (_, kind), entry in environment.stats.entries.items() if kind == "E2E"]
+    answered = sum(entry.num_requests - entry.num_failures for entry in whole)
+    if environment.stats.total.num_failures or not answered:
+        environment.process_exit_code = 1
+
+
+def conclude(environment: Environment) -> None:
+    """Show what locust's own tables cannot: tokens a second, repeats, and the server's side."""
     figures = summarise(environment)
     print(_lines(figures))
     if path := environment.parsed_options.summary:
@@ -231,20 +254,11 @@ def conclude(environment: Environment, **_: Any) -> None:
         Path(path).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
-@events.quitting.add_listener
-def set_exit_code(environment: Environment, **_: Any) -> None:
-    """1 on any failure, and where nothing was measured."""
-    whole = [e for key, e in environment.stats.entries.items() if key[1] == "E2E"]
-    answered = sum(entry.num_requests - entry.num_failures for entry in whole)
-    if environment.stats.total.num_failures or not answered:
-        environment.process_exit_code = 1
-
-
 def summarise(environment: Environment) -> dict[str, Any]:
     """Figures of the run, times in milliseconds."""
     run: Run = environment.hybridspec
     options = environment.parsed_options
-    seconds = time.time() - run.began
+    seconds = run.seconds
     kinds: dict[str, dict[str, float]] = {}
     tokens = requests_done = failures = 0
     for (_, kind), entry in environment.stats.entries.items():
@@ -263,7 +277,7 @@ def summarise(environment: Environment) -> dict[str, Any]:
     after = run.counters(environment.host or "")
     return {
         "workload": options.workload,
-        "users": environment.runner.target_user_count if environment.runner else 0,
+        "users": options.num_users or 1,
         "qps": options.qps or None,
         "seconds": round(seconds, 2),
         "requests": requests_done,

@@ -75,6 +75,17 @@ def test_an_open_loop_does_not_wait_for_answers(server: Server, tmp_path: Path) 
     assert 60 <= seen["requests"] <= 85
 
 
+def test_several_processes_are_summed_up(server: Server, tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    done = locust(server, "-t", "4s", "--processes", "2", "--summary", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "(exit code 1)" not in done.stderr
+    seen = json.loads(out.read_text())
+    # Locust's last table, of percentiles, ends each line with the number of requests.
+    line = [line for line in done.stderr.splitlines() if line.startswith("E2E")][-1]
+    assert seen["requests"] == int(line.split()[-1]) > 20
+
+
 def test_failures_and_silence_end_with_one(server: Server, tmp_path: Path) -> None:
     broken = tmp_path / "broken.jsonl"
     record = {"id": "a", "workload": "w", "kind": "k"}
