@@ -57,12 +57,17 @@ def test_completions_stream_text() -> None:
     [
         ([TEXT, USAGE], "before its end mark"),
         ([TEXT, DONE], "no usage"),
-        ([USAGE, DONE], "no text came"),
     ],
 )
 def test_what_is_not_whole_is_refused(parts: list[bytes], why: str) -> None:
     with pytest.raises(StreamError, match=why):
         answer(*((0.1, part) for part in parts)).check()
+
+
+def test_an_answer_may_end_before_any_text() -> None:
+    seen = answer((0.1, FIRST), (0.2, LAST + USAGE + DONE))
+    seen.check()
+    assert (seen.arrivals, seen.gaps, seen.tpot) == ([], [], None)
 
 
 def test_errors_inside_a_stream_are_errors() -> None:
