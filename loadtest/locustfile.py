@@ -67,8 +67,8 @@ class Run:
         options = environment.parsed_options
         prompts = load(options.workload, seed=options.seed)
         self.distinct = len(prompts)
-        worker = getattr(environment.runner, "worker_index", 0) or 0
-        order = itertools.chain(prompts[worker:], prompts[:worker])
+        self.worker: int = getattr(environment.runner, "worker_index", 0) or 0
+        order = itertools.chain(prompts[self.worker :], prompts[: self.worker])
         self._next: Iterator[Request] = order if options.once else itertools.cycle(order)
         self.model: str = options.model
         key = options.api_key or os.environ.get(KEY, "")
@@ -132,7 +132,9 @@ class OpenAIUser(HttpUser):
         if options.qps > 0:
             # Poisson streams of all users add up to one of the whole rate.
             rate = options.qps / max(1, options.num_users or 1)
-            self.arrivals = gaps(options.arrival, rate, options.seed + id(self) % 2**16)
+            # Each has its own, and the same in every run.
+            own = 1000 * self.state.worker + self.state.users
+            self.arrivals = gaps(options.arrival, rate, options.seed + own)
         if not self.state.model:
             reply = self.client.get(
                 "/v1/models", headers=self.state.headers, name="/v1/models", timeout=CONNECT_S
