@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from hybridspec.gate.base import StepView
 from hybridspec.gate.cost import StepTimeModel
 from hybridspec.gate.observations import Observations
-from hybridspec.gate.policy import make_policy
+from hybridspec.gate.policy import SERVED_LADDER, make_policy
 from hybridspec.gate.store import Gate
 
-LADDER = (1, 2, 4, 5, 8, 16, 32)
 _MODEL_STEPS = 3
 _UNCOUNTED = 200
 
@@ -35,7 +34,7 @@ def time_gate(
         Of each row count: ``rows``, ``p50`` and ``p99`` of the whole, and the medians ``features``,
         ``session`` and ``policy``.
     """
-    policy = make_policy("goodput", ladder=LADDER, cost=StepTimeModel.from_profile("h100"))
+    policy = make_policy("goodput", ladder=SERVED_LADDER, cost=StepTimeModel.from_profile("h100"))
     found = []
     for count in rows:
         obs = _drafts(count, gate.k)

@@ -56,13 +56,13 @@ class Inputs:
     def first_flags(self) -> NDArray[np.uint8]:
         """uint8 ``[rows, len(FLAGS)]`` of the draft's first token."""
         assert self._table is not None
-        return self._table.flags_of(self._draft_words[:, 0].copy())
+        return self._table.flags_of(self._draft_words[:, 0])
 
     @cached_property
     def last_flags(self) -> NDArray[np.uint8]:
         """uint8 ``[rows, len(FLAGS)]`` of the context's newest token."""
         assert self._table is not None
-        return self._table.flags_of(self._table.words(self.obs.last_token))
+        return self._table.lookup(self.obs.last_token)
 
 
 Values = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.integer] | NDArray[np.bool_]

@@ -17,6 +17,8 @@ from hybridspec.gate.goodput import Goodput, predicted_length
 from hybridspec.gate.source import Source
 
 DEFAULT_LADDER = (1, 4, 8, 16, 32)
+SERVED_LADDER = (1, 2, 4, 5, 8, 16, 32)
+"""A server's widths where its configuration names none."""
 
 # Predicted accepted length above which the cache draft is verified: arXiv 2606.01019.
 DEFAULT_TAU = 6.0

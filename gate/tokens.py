@@ -47,16 +47,15 @@ class TokenTable:
                 f"token table: expected uint8 [vocab, {len(FLAGS)}], got {flags.dtype} "
                 f"{list(flags.shape)}; build it again from the tokenizer"
             )
-        self._flags = np.vstack([flags, np.zeros((1, len(FLAGS)), np.uint8)])
         # One byte a flag in one word a token: adding words adds all flags at once.
-        lanes = np.zeros((len(self._flags), 8), np.uint8)
-        lanes[:, : len(FLAGS)] = self._flags
+        lanes = np.zeros((len(flags) + 1, 8), np.uint8)
+        lanes[:-1, : len(FLAGS)] = flags
         self._words = lanes.view(np.uint64).ravel()
 
     @property
     def vocab(self) -> int:
         """Number of ids with flags of their own."""
-        return len(self._flags) - 1
+        return len(self._words) - 1
 
     @classmethod
     def from_strings(cls, strings: Iterable[str]) -> TokenTable:
@@ -72,8 +71,7 @@ class TokenTable:
     def lookup(self, token_ids: NDArray[np.integer]) -> NDArray[np.uint8]:
         """Flags of ``token_ids`` (any shape): uint8 ``[..., len(FLAGS)]``. -1 and ids past the
         vocabulary have none."""
-        flags: NDArray[np.uint8] = self._flags.take(np.minimum(token_ids, self.vocab), axis=0)
-        return flags
+        return self.flags_of(self.words(token_ids))
 
     def words(self, token_ids: NDArray[np.integer]) -> NDArray[np.uint64]:
         """Flags of ``token_ids`` (any shape), one byte each in one word: up to 255 of them can be
@@ -83,13 +81,13 @@ class TokenTable:
 
     @staticmethod
     def flags_of(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
-        """uint8 ``[rows, len(FLAGS)]`` of words ``[rows]``."""
-        flags: NDArray[np.uint8] = words.view(np.uint8).reshape(-1, 8)
-        return flags[:, : len(FLAGS)]
+        """uint8 ``[..., len(FLAGS)]`` of words of any shape."""
+        flags: NDArray[np.uint8] = words[..., None].view(np.uint8)
+        return flags[..., : len(FLAGS)]
 
     def save(self, path: Path) -> None:
         """Write as ``.npz``."""
-        np.savez_compressed(path, flags=self._flags[:-1])
+        np.savez_compressed(path, flags=self.flags_of(self._words[:-1]))
 
     @classmethod
     def load(cls, path: Path) -> TokenTable:

@@ -6,7 +6,7 @@ simulator. Everything here is simulated; nothing is measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,13 @@ from hybridspec.gate.errors import GateError
 from hybridspec.gate.features import DRAFT_FEATURES, HISTORY_FEATURES, FeatureSet
 from hybridspec.gate.goodput import Goodput
 from hybridspec.gate.observations import Observations
-from hybridspec.gate.policy import make_policy
+from hybridspec.gate.policy import SERVED_LADDER, make_policy
 from hybridspec.gate.replay import EVERY_POSITION
 from hybridspec.gate.simulate import Oracle, Outcome, Survival, simulate
 from hybridspec.gate.store import Gate
 from hybridspec.gate.traces import Trace
 from hybridspec.gate_training import replay_sets, usable_traces
 
-LADDER = (1, 2, 4, 5, 8, 16, 32)
-"""The server's default widths."""
 MODEL_STEPS = 7
 FIXED_STEPS = range(1, 8)
 """Chain lengths among which EAGLE3 alone has its best."""
@@ -82,12 +80,13 @@ def run(
         GateError: unreadable traces, none that can be used, or an unknown profile.
     """
     StepTimeModel.from_profile(profile)  # refuses an unknown name
-    curves = _given(gate) if gate is not None else _cross_fitted(sets, epochs, say)
+    read = {path: usable_traces(path)[0] for path in sets}
+    curves = _given(gate) if gate is not None else _cross_fitted(read, epochs, say)
     cells: list[dict[str, Any]] = []
-    for path in sets:
+    for path, traces_of_set in read.items():
         usable = [
             (number, trace)
-            for number, trace in enumerate(usable_traces(path)[0])
+            for number, trace in enumerate(traces_of_set)
             if trace.model_accepted is not None and len(trace.output_ids) > 1
         ]
         if not usable:
@@ -127,7 +126,7 @@ def _cell(
             learns=learns,
         )
 
-    def policy(name: str, ladder: Sequence[int] = LADDER) -> Policy:
+    def policy(name: str, ladder: Sequence[int] = SERVED_LADDER) -> Policy:
         return make_policy(name, ladder=ladder, cost=StepTimeModel(cost))
 
     plain = served(policy("none", (1,)), steps=0, cache=False)
@@ -147,8 +146,10 @@ def _cell(
     if ablations:
         for name, (make, learn) in ABLATIONS.items():
             times = StepTimeModel(_too_cheap(cost) if learn is not None else cost)
-            outcomes[name] = served(make(LADDER, times), survival, learns=times if learn else None)
-    outcomes["oracle"] = served(Oracle(LADDER, cost))
+            outcomes[name] = served(
+                make(SERVED_LADDER, times), survival, learns=times if learn else None
+            )
+    outcomes["oracle"] = served(Oracle(SERVED_LADDER, cost))
     return {
         "workload": traces[0].workload,
         "batch": batch,
@@ -185,16 +186,16 @@ def _given(gate: Gate) -> Survival:
     return lambda obs, numbers: gate.judge(obs).survival
 
 
-def _cross_fitted(sets: Sequence[Path], epochs: int, say: Say) -> Survival:
+def _cross_fitted(sets: Mapping[Path, Sequence[Trace]], epochs: int, say: Say) -> Survival:
     """Curves of gates that have not seen the request: one for each fifth of every set."""
     from hybridspec.gate.train import TrainSettings, fit, predict
 
     names = (*DRAFT_FEATURES, *HISTORY_FEATURES)
     features = FeatureSet(names)
-    rows = replay_sets(sets, [EVERY_POSITION], k=32, say=say)
+    rows = replay_sets(list(sets), [EVERY_POSITION], k=32, say=say)
     matrix = features.compute(rows.data.obs)
     # Traces are numbered over all sets; what counts is the number within its own.
-    first = np.cumsum([0, *(len(usable_traces(path)[0]) for path in sets)])
+    first = np.cumsum([0, *map(len, sets.values())])
     inside = rows.data.trace - first[np.searchsorted(first, rows.data.trace, side="right") - 1]
     models = []
     for fold in range(FOLDS):

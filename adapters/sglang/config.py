@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from hybridspec.gate import policy, session
+from hybridspec.gate.policy import SERVED_LADDER
 
 ENV = "HYBRIDSPEC_CONFIG"
 """Environment variable that holds the configuration as JSON for child processes and ``Engine``."""
@@ -61,7 +62,7 @@ class HybridConfig:
     gate: str | None = None
     gate_device: str = "auto"
     policy: str = "goodput"
-    widths: tuple[int, ...] = (1, 2, 4, 5, 8, 16, 32)
+    widths: tuple[int, ...] = SERVED_LADDER
     tau: float = 6.0
     suffix_depth: int = 64
     suffix_budget_mb: int = 256

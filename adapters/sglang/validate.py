@@ -56,7 +56,10 @@ def _problems(args: Any) -> Iterator[str]:
     yield from head_problems(args.speculative_draft_model_path, args.model_path)
     if settings.gate is not None:
         try:
-            store.load_gate(Path(settings.gate), provider=settings.gate_device)
+            # "auto" refuses nothing that the CPU takes, and a session on the GPU would keep memory
+            # there in a process that never uses it.
+            device = "cpu" if settings.gate_device == "auto" else settings.gate_device
+            store.load_gate(Path(settings.gate), provider=device)
         except GateError as error:
             yield str(error)
     if settings.trace_dir is not None:

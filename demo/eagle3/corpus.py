@@ -102,7 +102,7 @@ def write_prior(tokenizer: Any, folder: Path, vocab: int) -> None:
     """Count the tokens of a sample of this machine's own text into ``folder/prior.npy``."""
     folder.mkdir(parents=True, exist_ok=True)
     code = [function.source for function in stdlib_functions()[::8]]
-    prose = ([*stdlib_passages(), *debian_passages()])[::4]
+    prose = [*stdlib_passages(), *debian_passages()][::4]
     total = np.zeros(vocab)
     for texts in (code, prose):
         counts = np.zeros(vocab)
