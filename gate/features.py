@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +19,8 @@ from hybridspec.gate.tokens import FLAGS, TokenTable
 
 
 class Inputs:
-    """Observations plus the token table. A block is a matrix that several features are columns of;
-    each is computed once."""
+    """Observations plus the token table. A block is a matrix that several features are columns
+    of."""
 
     def __init__(self, obs: Observations, table: TokenTable | None) -> None:
         self.obs = obs
@@ -39,30 +38,19 @@ class Inputs:
         missing = PROB_POSITIONS[-1] - probs.shape[1]
         return probs if missing <= 0 else np.pad(probs, ((0, 0), (0, missing)))
 
-    @cached_property
-    def _draft_words(self) -> NDArray[np.uint64]:
+    @property
+    def flags(self) -> NDArray[np.float32]:
+        """float32 ``[rows, 3 * len(FLAGS)]``: the share of the draft's tokens with each flag, the
+        flags of the draft's first token, and those of the context's newest token."""
         assert self._table is not None  # FeatureSet checks it
-        return self._table.words(self.obs.tokens)
-
-    @cached_property
-    def draft_flags(self) -> NDArray[np.float32]:
-        """float32 ``[rows, len(FLAGS)]``, share of the draft's tokens with each flag."""
-        assert self._table is not None
-        share = self._table.flags_of(np.add.reduce(self._draft_words, axis=1)).astype(np.float32)
-        share /= np.maximum(self.obs.length, 1).astype(np.float32)[:, None]
-        return share
-
-    @cached_property
-    def first_flags(self) -> NDArray[np.uint8]:
-        """uint8 ``[rows, len(FLAGS)]`` of the draft's first token."""
-        assert self._table is not None
-        return self._table.flags_of(self._draft_words[:, 0])
-
-    @cached_property
-    def last_flags(self) -> NDArray[np.uint8]:
-        """uint8 ``[rows, len(FLAGS)]`` of the context's newest token."""
-        assert self._table is not None
-        return self._table.lookup(self.obs.last_token)
+        draft = self._table.words(self.obs.tokens)
+        words = np.empty((self.obs.rows, 3), np.uint64)
+        np.add.reduce(draft, axis=1, out=words[:, 0])
+        words[:, 1] = draft[:, 0]
+        words[:, 2] = self._table.words(self.obs.last_token)
+        flags = self._table.flags_of(words).astype(np.float32)
+        flags[:, 0] /= np.maximum(self.obs.length, np.float32(1))[:, None]
+        return flags.reshape(len(flags), len(_FLAGGED) * len(FLAGS))
 
 
 Values = NDArray[np.float32] | NDArray[np.float64] | NDArray[np.integer] | NDArray[np.bool_]
@@ -91,16 +79,15 @@ def _prob_last(inputs: Inputs) -> Values:
 
 
 def _certain(inputs: Inputs) -> Values:
-    # Draft tokens before the first branch: up to there every earlier occurrence agreed.
+    # Draft tokens before the first branch: up to there every earlier occurrence agreed. Path
+    # probabilities never rise, and 0 follows the draft.
     probs = inputs.obs.probs
-    same: Values = (probs >= probs[:, :1]).sum(axis=1)
-    return same * (inputs.obs.length > 0)
+    branch = (probs < probs[:, :1]).argmax(axis=1)
+    return np.where(branch, branch, inputs.obs.length)
 
 
-_BLOCK_WIDTHS = {
-    "history": len(HISTORY_COLUMNS),
-    **{f"{part}_flags": len(FLAGS) for part in ("draft", "first", "last")},
-}
+_FLAGGED = ("draft", "first", "last")
+_BLOCK_WIDTHS = {"history": len(HISTORY_COLUMNS), "flags": len(_FLAGGED) * len(FLAGS)}
 
 PROB_POSITIONS = (1, 2, 4, 8, 16)
 """Draft positions whose path probabilities are features."""
@@ -127,8 +114,8 @@ HISTORY_FEATURES: dict[str, Column | Member] = {
     f"history_{name}": Member("history", index) for index, name in enumerate(HISTORY_COLUMNS)
 }
 TOKEN_FEATURES: dict[str, Column | Member] = {
-    f"{part}_{flag}": Member(f"{part}_flags", index)
-    for part in ("draft", "first", "last")
+    f"{part}_{flag}": Member("flags", first * len(FLAGS) + index)
+    for first, part in enumerate(_FLAGGED)
     for index, flag in enumerate(FLAGS)
 }
 FEATURES: dict[str, Column | Member] = {**DRAFT_FEATURES, **HISTORY_FEATURES, **TOKEN_FEATURES}

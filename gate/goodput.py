@@ -8,6 +8,7 @@ they come from nor how time is measured.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,31 +26,36 @@ class Goodput:
     def __init__(self, ladder: Sequence[int], cost: StepTime) -> None:
         """Choose among ``ladder`` (ascending widths from 1) by the times that ``cost`` predicts."""
         self._widths = [int(width) for width in ladder]
-        self._rooms = np.array(ladder, np.int32) - 1
+        # Every width twice: without the draft head's forward, and with it.
+        self._rooms = np.array(self._widths * 2, np.int32) - 1
+        self._model_rooms: dict[tuple[int, int], NDArray[np.int32]] = {}
         self._cost = cost
 
     def decide(self, view: StepView) -> Decision:
         """The best decision; ties go to the narrower width and to no draft-head forward."""
+        steps = view.model_steps
+        # Without the forward only the tokens that the draft head has predicted already are there.
+        free = min(view.model_free, steps)
         cache = self._cache_gain(view)
-        model_total = _running_total(view.model_survival)
-        # Without the draft head's forward only the tokens that it has predicted already are there.
-        arms = [(False, min(view.model_free, view.model_steps))]
-        if view.model_steps > view.model_free:
-            arms.append((True, view.model_steps))
-        best_rate, best = -1.0, None
-        for forward, length in arms:
-            model = model_total.take(np.minimum(self._rooms, length), axis=1)
-            tokens = np.add.reduce(np.maximum(cache, model), axis=0) + view.rows
-            rate = tokens / self._seconds(view, forward)
-            index = int(rate.argmax())
-            if rate[index] > best_rate:
-                best_rate, best = float(rate[index]), (index, length, model)
-        assert best is not None
-        index, length, model = best
-        return self._decision(view, index, cache[:, index], model[:, index], length)
+        model = _running_total(view.model_survival).take(self._model_room(free, steps), axis=1)
+        tokens = np.add.reduce(np.maximum(cache, model), axis=0) + view.rows
+        # A draft head that has nothing more to say is not run for it.
+        arms = tokens / self._seconds(view, forward=steps > free)
+        index = int(arms.argmax())
+        width = self._widths[index % len(self._widths)]
+        ahead = steps if index >= len(self._widths) else free
+        return _decision(view, width, cache[:, index], model[:, index], ahead)
+
+    def _model_room(self, free: int, steps: int) -> NDArray[np.int32]:
+        """Tokens of EAGLE3's draft that fit into each arm: int32 ``[2 * widths]``."""
+        found = self._model_rooms.get((free, steps))
+        if found is None:
+            ahead = np.repeat(np.array((free, steps), np.int32), len(self._widths))
+            found = self._model_rooms[free, steps] = np.minimum(self._rooms, ahead)
+        return found
 
     def _cache_gain(self, view: StepView) -> NDArray[np.float64]:
-        """Expected accepted tokens ``[rows, widths]`` of the cache drafts, cut to each width."""
+        """Expected accepted tokens ``[rows, 2 * widths]`` of the cache drafts, cut to each."""
         total = _running_total(cache_survival(view))
         rows, columns = total.shape
         fits = np.minimum(self._rooms, np.minimum(view.cache_length, columns - 1)[:, None])
@@ -57,25 +63,29 @@ class Goodput:
         gain: NDArray[np.float64] = total.take(fits)
         return gain
 
-    def _seconds(self, view: StepView, forward: bool) -> NDArray[np.float64]:
+    def _seconds(self, view: StepView, forward: bool) -> list[float]:
+        """Of every arm; those with the draft head's forward take for ever if it is no choice."""
         predict, rows, context = self._cost.predict, view.rows, view.context_tokens
-        return np.array([predict(rows, width, context, forward) for width in self._widths])
+        plain = [predict(rows, width, context, False) for width in self._widths]
+        if not forward:
+            return plain + [math.inf] * len(plain)
+        return plain + [predict(rows, width, context, True) for width in self._widths]
 
-    def _decision(
-        self,
-        view: StepView,
-        index: int,
-        cache: NDArray[np.float64],
-        model: NDArray[np.float64],
-        model_length: int,
-    ) -> Decision:
-        limit = self._widths[index] - 1
-        use_model = model > cache
-        use_cache = (cache > 0.0) & ~use_model
-        length = np.minimum(view.cache_length, limit) * use_cache
-        length += use_model * np.int32(min(model_length, limit))
-        source = use_cache * np.int8(Source.CACHE) + use_model * np.int8(Source.MODEL)
-        return Decision(limit + 1, source, length)
+
+def _decision(
+    view: StepView,
+    width: int,
+    cache: NDArray[np.float64],
+    model: NDArray[np.float64],
+    model_length: int,
+) -> Decision:
+    """The better source of every row within ``width``; ``[rows]`` expected tokens of each."""
+    limit = width - 1
+    use_model = model > cache
+    drafted = np.minimum(view.cache_length, limit) * (cache > 0.0)
+    length = np.where(use_model, np.int32(min(model_length, limit)), drafted)
+    source = np.where(use_model, np.int8(Source.MODEL), drafted > 0)
+    return Decision(width, source, length)
 
 
 def _running_total(survival: NDArray[np.float32]) -> NDArray[np.float64]:

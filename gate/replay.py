@@ -205,11 +205,13 @@ class _Run:
         """Drafts and facts of the running rows, their next K+1 true tokens, how many are left."""
         truth = self._truth[: len(slots)]
         left = np.empty(len(slots), np.int32)
-        for row, slot in enumerate(slots):
-            index, position = int(self._slot_trace[slot]), int(self._slot_position[slot])
+        places = zip(
+            self._slot_trace[slots].tolist(), self._slot_position[slots].tolist(), strict=True
+        )
+        for row, (index, position) in enumerate(places):
             trace = self._traces[index]
             draft = self._drafter.draft(str(index), self._k)
-            last = int(trace.output_ids[position - 1])
+            last = trace.output_ids[position - 1]
             self._buffer.put(row, draft, last, len(trace.prompt_ids), position)
             left[row] = look_ahead(trace, position, truth[row])
         obs = self._buffer.head(len(slots))
@@ -242,11 +244,13 @@ class _Run:
             source.astype(np.int8),
             np.minimum(accepted, count).astype(np.int32),
         )
-        for row, slot in enumerate(slots):
-            rid = str(self._slot_trace[slot])
-            self._drafter.extend(rid, truth[row, : count[row]])
-            self._slot_position[slot] += count[row]
-            if count[row] == left[row]:
-                self._drafter.finish(rid)
-                self._slot_trace[slot] = -1
-                self.finished += 1
+        for row, (index, new) in enumerate(
+            zip(self._slot_trace[slots].tolist(), count.tolist(), strict=True)
+        ):
+            self._drafter.extend(str(index), truth[row, :new])
+        self._slot_position[slots] += count
+        ended = slots[count == left]
+        for index in self._slot_trace[ended].tolist():
+            self._drafter.finish(str(index))
+        self._slot_trace[ended] = -1
+        self.finished += len(ended)

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridspec.gate.buffers import Buffers, CudaBuffers, HostBuffers, Outputs
 from hybridspec.gate.errors import GateError
 from hybridspec.gate.manifest import INPUT, OUTPUTS
 
-_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-DEVICES = ("auto", *_PROVIDERS)
+_DEVICES: dict[str, tuple[str, Callable[[int, int, int], Buffers]]] = {
+    "cpu": ("CPUExecutionProvider", HostBuffers),
+    "cuda": ("CUDAExecutionProvider", CudaBuffers),
+}
+DEVICES = ("auto", *_DEVICES)
 # What "auto" times, on each device, after as many calls that are not counted.
 _TRIAL_ROWS, _TRIALS = 8, 32
+
+
+class _Bound(NamedTuple):
+    """An IOBinding of some row count, and the views of the output buffers that it fills."""
+
+    binding: Any
+    outputs: Outputs
 
 
 class GateSession:
     """Runs one model on up to ``max_rows`` rows without allocating in steady state.
 
-    Input and outputs live in fixed buffers; one IOBinding per row count is made at its first use.
+    Input and outputs live in fixed buffers of the device that runs the model; one IOBinding per row
+    count is made at its first use.
     """
 
     def __init__(
@@ -42,14 +55,12 @@ class GateSession:
         """
         self._runtime = _import_runtime()
         self.max_rows = max_rows
-        self._input = np.zeros((max_rows, features), np.float32)
-        self._survival = np.zeros((max_rows, k), np.float32)
-        self._accepted = np.zeros(max_rows, np.float32)
-        self._bindings: dict[int, Any] = {}
-        self._session = self._open(model, "cpu" if provider == "auto" else provider)
+        self._model, self._shape = model, (max_rows, features, k)
+        self._bound: dict[int, _Bound] = {}
+        self._session, self._buffers = self._open("cpu" if provider == "auto" else provider)
         self._check(features, k)
         if provider == "auto":
-            self._take_faster(model)
+            self._take_faster()
 
     @property
     def provider(self) -> str:
@@ -58,35 +69,38 @@ class GateSession:
 
     def input(self, rows: int) -> NDArray[np.float32]:
         """The buffer to fill before ``run(rows)``: float32 ``[rows, features]``."""
-        return self._input[:rows]
+        buffer: NDArray[np.float32] = self._buffers.input[:rows]
+        return buffer
 
-    def run(self, rows: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def run(self, rows: int) -> Outputs:
         """Predict the first ``rows`` rows of the input buffer.
 
         Returns:
             Views of the output buffers, valid until the next run: survival float32 ``[rows, k]``,
             accepted length float32 ``[rows]``.
         """
+        bound = self._bound.get(rows)
+        if bound is None:
+            bound = self._bound[rows] = self._bind(rows)
         if rows:
-            binding = self._bindings.get(rows)
-            if binding is None:
-                binding = self._bindings[rows] = self._bind(rows)
-            self._session.run_with_iobinding(binding)
-        return self._survival[:rows], self._accepted[:rows]
+            self._buffers.before(rows)
+            self._session.run_with_iobinding(bound.binding)
+            self._buffers.after(rows)
+        return bound.outputs
 
-    def _take_faster(self, model: bytes) -> None:
-        """Keep the faster device's session; the CPU's is open."""
-        if _PROVIDERS["cuda"] not in self._runtime.get_available_providers():
+    def _take_faster(self) -> None:
+        """Keep the faster device; the CPU's session is open."""
+        if _DEVICES["cuda"][0] not in self._runtime.get_available_providers():
             return
-        on_cpu, cpu_seconds = self._session, self._seconds()
+        cpu, cpu_seconds = (self._session, self._buffers), self._seconds()
         try:
-            self._session = self._open(model, "cuda")
+            self._session, self._buffers = self._open("cuda")
         except GateError:
             return  # listed, but its libraries do not load
-        self._bindings.clear()
+        self._bound.clear()
         if self._seconds() >= cpu_seconds:
-            self._session = on_cpu
-            self._bindings.clear()
+            self._session, self._buffers = cpu
+            self._bound.clear()
 
     def _seconds(self) -> float:
         """Least time of a run."""
@@ -97,18 +111,21 @@ class GateSession:
             times.append(time.perf_counter() - began)
         return min(times[_TRIALS:])
 
-    def _open(self, model: bytes, provider: str) -> Any:
-        wanted = _PROVIDERS.get(provider)
-        if wanted is None:
-            raise GateError(f"gate: unknown provider {provider!r}; valid are auto, cpu, cuda")
+    def _open(self, provider: str) -> tuple[Any, Buffers]:
+        if provider not in _DEVICES:
+            raise GateError(f"gate: unknown provider {provider!r}; valid are {', '.join(DEVICES)}")
+        wanted, make_buffers = _DEVICES[provider]
         options = self._runtime.SessionOptions()
         # Microseconds of work: one thread is fastest, and spinning threads starve the engine's.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.inter_op.allow_spinning", "0")
         options.log_severity_level = 4
+        buffers = make_buffers(*self._shape)
         try:
-            session = self._runtime.InferenceSession(model, options, providers=[wanted])
+            session = self._runtime.InferenceSession(
+                self._model, options, providers=[(wanted, buffers.options)]
+            )
         except Exception as error:  # onnxruntime raises many types of its own
             reason = str(error).splitlines()[0][:160]
             raise GateError(f"gate: onnxruntime cannot load the model: {reason}") from None
@@ -118,7 +135,7 @@ class GateSession:
                 f"gate: {wanted} is not usable here (got {session.get_providers()[0]}); "
                 "use provider 'cpu' or repair the CUDA libraries"
             )
-        return session
+        return session, buffers
 
     def _check(self, features: int, k: int) -> None:
         inputs = {node.name: list(node.shape) for node in self._session.get_inputs()}
@@ -141,15 +158,11 @@ class GateSession:
                 f"gate: the model's accepted_length is {outputs[OUTPUTS[1]]}, expected [rows]"
             )
 
-    def _bind(self, rows: int) -> Any:
+    def _bind(self, rows: int) -> _Bound:
         binding = self._session.io_binding()
-        binding.bind_input(
-            INPUT, "cpu", 0, np.float32, self._input[:rows].shape, self._input.ctypes.data
-        )
-        for name, buffer in zip(OUTPUTS, (self._survival, self._accepted), strict=True):
-            shape = buffer[:rows].shape
-            binding.bind_output(name, "cpu", 0, np.float32, shape, buffer.ctypes.data)
-        return binding
+        self._buffers.bind(binding, rows)
+        survival, accepted = self._buffers.outputs
+        return _Bound(binding, (survival[:rows], accepted[:rows]))
 
 
 def _import_runtime() -> Any:

@@ -76,7 +76,11 @@ class TokenTable:
     def words(self, token_ids: NDArray[np.integer]) -> NDArray[np.uint64]:
         """Flags of ``token_ids`` (any shape), one byte each in one word: up to 255 of them can be
         added before :meth:`flags_of` takes them apart."""
-        words: NDArray[np.uint64] = self._words.take(np.minimum(token_ids, self.vocab))
+        # -1 takes the last word, which is empty.
+        try:
+            words: NDArray[np.uint64] = self._words.take(token_ids)
+        except IndexError:
+            words = self._words.take(np.minimum(token_ids, self.vocab))
         return words
 
     @staticmethod

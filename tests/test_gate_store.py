@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from gate_folders import NAMES, K, constant_model, gate_folder
@@ -121,13 +122,29 @@ def test_auto_takes_the_faster_of_two_devices(
     rows = np.ones((3, len(known.features)), np.float32)
     expected = known.predict(rows).survival.copy()
     # Stands in for a GPU: the same provider again, found slow, then fast.
-    monkeypatch.setitem(session._PROVIDERS, "cuda", "CPUExecutionProvider")
+    monkeypatch.setitem(session._DEVICES, "cuda", session._DEVICES["cpu"])
     for seconds in ([1.0, 2.0], [2.0, 1.0]):
         monkeypatch.setattr(session.GateSession, "_seconds", lambda self, s=seconds: s.pop(0))
         loaded = load_gate(gate, provider="auto")
         assert not seconds, "both were timed"
         assert (loaded.predict(rows).survival == expected).all()
         assert loaded.provider == "CPUExecutionProvider"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_cuda_without_a_gpu_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(GateError, match="needs a GPU that torch can use; use 'cpu'"):
+        load_gate(gate_folder(tmp_path / "gate"), provider="cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_both_devices_predict_the_same(tmp_path: Path) -> None:
+    gate = gate_folder(tmp_path / "gate")
+    here, there = load_gate(gate, provider="cpu"), load_gate(gate, provider="cuda")
+    for rows in (1, 8, 512):
+        features = np.random.default_rng(rows).random((rows, len(here.features)), np.float32)
+        expected = here.predict(features).survival
+        np.testing.assert_allclose(there.predict(features).survival, expected, atol=1e-3)
 
 
 def test_absent_onnxruntime_is_one_clear_line(tmp_path: Path) -> None:
