@@ -15,6 +15,7 @@ class AlwaysWide:
     """Without the arm that verifies nothing: every step is at least as wide as the second rung."""
 
     name = "always_wide"
+    uses_model = True
 
     def __init__(self, ladder: Sequence[int], cost: StepTime) -> None:
         self._goodput = Goodput(ladder[1:], cost)
@@ -29,6 +30,7 @@ class RowByRow:
     batch runs as wide as its widest row."""
 
     name = "row_by_row"
+    uses_model = True
 
     def __init__(self, ladder: Sequence[int], cost: StepTime) -> None:
         self._goodput = Goodput(ladder, cost)
@@ -48,6 +50,7 @@ class MeanOnly:
     after it hopeless."""
 
     name = "mean_only"
+    uses_model = True
 
     def __init__(self, ladder: Sequence[int], cost: StepTime) -> None:
         self._goodput = Goodput(ladder, cost)

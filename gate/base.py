@@ -74,6 +74,11 @@ class Policy(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def uses_model(self) -> bool:
+        """Whether it may ever choose the model draft."""
+        ...
+
     def decide(self, view: StepView) -> Decision: ...
 
 

@@ -22,6 +22,7 @@ class Goodput:
     """Maximise expected tokens / predicted seconds over ladder widths, with and without EAGLE3."""
 
     name = "goodput"
+    uses_model = True
 
     def __init__(self, ladder: Sequence[int], cost: StepTime) -> None:
         """Choose among ``ladder`` (ascending widths from 1) by the times that ``cost`` predicts."""

@@ -34,12 +34,12 @@ class RowRule:
         self.name = name
         self._widths = np.array(ladder, np.int32)
         self._choose = choose
-        self._use_model = use_model
+        self.uses_model = use_model
 
     def decide(self, view: StepView) -> Decision:
         """Every row's choice, in the narrowest width that holds the longest chosen draft."""
         widest = int(self._widths[-1])
-        model_length = min(view.model_steps, widest - 1) if self._use_model else 0
+        model_length = min(view.model_steps, widest - 1) if self.uses_model else 0
         other = Source.MODEL if model_length else Source.NONE
         cache = self._choose(view) & (view.cache_length > 0)
         cache_length = np.minimum(view.cache_length, widest - 1)

@@ -50,8 +50,8 @@ def test_published_settings_reach_a_child_process(monkeypatch: pytest.MonkeyPatc
     [
         ("polciy: cache", "unknown key 'polciy'; valid keys are gate, gate_device"),
         ("policy: best", "unknown policy 'best'; choose one of goodput"),
-        ("widths: [2, 4]", "widths must rise from 1"),
-        ("widths: [1, 8, 4]", "widths must rise from 1"),
+        ("widths: [2, 4]", "must ascend from 1"),
+        ("widths: [1, 8, 4]", "must ascend from 1"),
         ("widths: [1, 128]", "at most 64"),
         ("widths: wide", "widths must be a list of whole numbers"),
         ("tau: high", "tau must be int or float"),

@@ -76,9 +76,33 @@ HOOKS: tuple[Hook, ...] = (
     # The worker that ours extends, and the pieces of a step that it overrides or calls.
     Hook(
         f"{_SPEC}.eagle_worker_v2.EAGLEWorkerV2",
-        ("forward_batch_generation", "on_verify_complete_cpu", "clear_cache_pool"),
+        (
+            *("forward_batch_generation", "on_verify_complete_cpu", "clear_cache_pool"),
+            "_stub_skipped_draft_extend",
+        ),
     ),
-    Hook(f"{_SPEC}.eagle_worker_v2.EagleDraftWorker", ("draft",)),
+    Hook(
+        f"{_SPEC}.eagle_worker_v2.EagleDraftWorker",
+        ("draft", "_draft_extend_for_decode", "_draft_extend_for_prefill"),
+    ),
+    Hook(f"{_SRT}.model_executor.forward_batch_info.ForwardMode", ("EXTEND",)),
+    Hook(
+        f"{_SRT}.managers.schedule_batch.ScheduleBatch",
+        (
+            *("forward_mode", "input_ids", "out_cache_loc", "prefix_lens", "extend_lens"),
+            *("extend_num_tokens", "seq_lens", "seq_lens_cpu", "seq_lens_sum", "req_pool_indices"),
+            "req_to_token_pool",
+            *("extend_logprob_start_lens", "extend_input_logprob_token_ids"),
+            *("chunked_req_next_prompt_token", "spec_info", "reqs"),
+        ),
+    ),
+    Hook(
+        f"{_SRT}.managers.utils.GenerationBatchResult",
+        (
+            *("logits_output", "next_token_ids", "accept_lens", "next_draft_input"),
+            *("speculative_num_draft_tokens", "can_run_cuda_graph"),
+        ),
+    ),
     Hook(f"{_SRT}.distributed.parallel_state.get_tp_group"),
     Hook(
         f"{_SPEC}.eagle_info.EagleVerifyInput",

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from hybridspec.gate import policy, session
+from hybridspec.gate.errors import GateError
 from hybridspec.gate.policy import SERVED_LADDER
 
 ENV = "HYBRIDSPEC_CONFIG"
@@ -48,6 +49,8 @@ class HybridConfig:
         profile: step-time profile, a name or a JSON file; None starts from times measured on this
             machine, where steps can be timed, else from the device's default.
         profile_s: most seconds that a server's first start may spend on measuring step times.
+        draft_extend_after: decode steps without a model draft after which EAGLE3's draft-extend is
+            put off, to be done for several steps at once; 0 runs it after every step.
         gate_poll_s: seconds between two looks whether the gate folder holds another gate; 0 never
             looks.
         trace_dir: folder to record served requests into, or None; the traces hold token ids of what
@@ -70,6 +73,7 @@ class HybridConfig:
     suffix_min_prob: float = 0.1
     profile: str | None = None
     profile_s: float = 10.0
+    draft_extend_after: int = 16
     gate_poll_s: float = 1.0
     trace_dir: str | None = None
     trace_sample: float = 1.0
@@ -87,9 +91,12 @@ class HybridConfig:
             raise ConfigError(
                 f"unknown gate_device {self.gate_device!r}; choose one of {', '.join(GATE_DEVICES)}"
             )
-        widths = self.widths
-        if not widths or widths[0] != 1 or list(widths) != sorted(set(widths)) or widths[-1] > 64:
-            raise ConfigError(f"widths must rise from 1 to at most 64, got {list(widths)}")
+        try:
+            policy.check_ladder(self.widths)
+        except GateError as error:
+            raise ConfigError(f"widths: {error}") from None
+        if self.widths[-1] > 64:
+            raise ConfigError(f"widths must be at most 64, got {list(self.widths)}")
         if self.trace_sample > 1.0:
             raise ConfigError(f"trace_sample must be at most 1, got {self.trace_sample}")
         for name, low in _LEAST.items():
@@ -105,6 +112,7 @@ _LEAST: dict[str, float] = {
     "suffix_factor": 0.1,
     "suffix_min_prob": 0.0,
     "profile_s": 0.1,
+    "draft_extend_after": 0,
     "gate_poll_s": 0.0,
     "trace_sample": 0.0,
     "trace_budget_mb": 1,
@@ -123,6 +131,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "suffix_min_prob": (int, float),
     "profile": (str, type(None)),
     "profile_s": (int, float),
+    "draft_extend_after": (int,),
     "gate_poll_s": (int, float),
     "trace_dir": (str, type(None)),
     "trace_sample": (int, float),

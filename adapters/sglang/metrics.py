@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from hybridspec.adapters.base import Source
+from hybridspec.adapters.sglang.deferral import Extend
 
 _SOURCES = tuple(source.name.lower() for source in Source)
 
@@ -52,6 +53,13 @@ class HybridMetrics:
             "Draft tokens accepted (bonus token excluded), by source.",
             registry,
         )
+        extends = Counter(
+            "hybridspec_draft_extends",
+            "Decode steps by when EAGLE3's draft-extend follows: now, later or never.",
+            ["when"],
+            registry=registry,
+        )
+        self._extends = {when: extends.labels(when.name.lower()) for when in Extend}
         self._fallbacks = Counter(
             "hybridspec_fallbacks",
             "Steps or requests that went on without a part.",
@@ -109,6 +117,10 @@ class HybridMetrics:
                 self._proposed[value].inc(float(tokens))
         if np.count_nonzero(rows) > 1:
             self._mixed.inc()
+
+    def draft_extend(self, when: Extend) -> None:
+        """Count what became of one step's draft-extend."""
+        self._extends[when].inc()
 
     def outcome(self, source: NDArray[np.int8], accepted: NDArray[np.int32]) -> None:
         """Count the accepted draft tokens of one verified step, both ``[rows]``."""

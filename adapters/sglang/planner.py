@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 
 from hybridspec.adapters.base import EMPTY_DRAFT, Draft, Source
 from hybridspec.adapters.sglang.config import HybridConfig
+from hybridspec.adapters.sglang.deferral import Deferral, Extend
 from hybridspec.adapters.sglang.gate_swaps import GateSwaps
 from hybridspec.adapters.sglang.metrics import HybridMetrics
 from hybridspec.adapters.sglang.predictor import Predictor
@@ -54,6 +55,7 @@ class StepPlan:
         tokens: int32 ``[rows, width - 1]``, cache drafts; zero elsewhere.
         model_length: longest EAGLE3 draft that any row takes; 0 if none does.
         model_forward: whether EAGLE3's draft forward must run.
+        extend: what becomes of this step's draft-extend.
     """
 
     width: int
@@ -62,6 +64,7 @@ class StepPlan:
     tokens: NDArray[np.int32]
     model_length: int
     model_forward: bool
+    extend: Extend = Extend.NOW
 
 
 @dataclass(slots=True)
@@ -127,6 +130,7 @@ class StepPlanner:
         self._policy = make_policy(
             settings.policy, ladder=settings.widths, tau=settings.tau, cost=self._cost
         )
+        self._deferral = Deferral(settings.draft_extend_after, uses_model=self._policy.uses_model)
         gate = self._predictor.gate
         if gate is not None:
             logger.info("hybridspec: gate %s runs on %s", gate.manifest.sha256[:12], gate.provider)
@@ -163,8 +167,8 @@ class StepPlanner:
         Args:
             requests: SGLang's ``Req`` objects, in row order.
             foretold: int64 ``[rows]``, EAGLE3's prediction of each row's next token, where the host
-                can have it for nothing. It is judged whatever is verified, so EAGLE3's acceptance
-                stays known while it is not used.
+                can have it for nothing; ignored while the draft head is behind. It is judged
+                whatever is verified, so EAGLE3's acceptance stays known while it is not used.
         """
         if self._profiler is not None:
             decision = self._profiler.decide(requests)
@@ -182,14 +186,36 @@ class StepPlanner:
         drafts = self._guarded("suffix_cache", lambda: self._draft(rows), None)
         observations = self._observe(rows, slots, drafts)
         view = self._view(rows, slots, observations)
-        decision = self._guarded("policy", lambda: self._policy.decide(view), _plain(view.rows))
-        plan = _carry_out(decision, observations)
+        behind = self._deferral.behind
+        decision, extend = self._decide(view)
+        plan = replace(_carry_out(decision, observations), extend=extend)
         self.metrics.step(plan.width, plan.model_forward, plan.source, plan.length)
+        self.metrics.draft_extend(extend)
         self._pending = _Pending(
-            rows, slots, plan, observations, view.context_tokens, foretold, self._steps
+            rows,
+            slots,
+            plan,
+            observations,
+            view.context_tokens,
+            None if behind else foretold,
+            self._steps,
         )
         self._steps += 1
         return plan
+
+    def _decide(self, view: StepView) -> tuple[Decision, Extend]:
+        """The policy's decision, and whether the draft head is kept up to date after it."""
+        behind = self._deferral.behind
+        decision = self._guarded("policy", lambda: self._policy.decide(view), _plain(view.rows))
+        wanted = bool(decision.model_length)
+        if wanted and behind:
+            # The head lacks the newest tokens: it is brought up to date and drafts from the next
+            # step on.
+            without = replace(view, model_survival=view.model_survival[:, :0])
+            decision = self._guarded(
+                "policy", lambda: self._policy.decide(without), _plain(view.rows)
+            )
+        return decision, self._deferral.next(wanted, view.rows * decision.width)
 
     def settle(self, accepted: Sequence[int]) -> None:
         """Take in the accepted lengths (bonus excluded, row order) of the planned step."""

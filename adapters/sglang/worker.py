@@ -1,7 +1,7 @@
 """The HYBRID speculative worker: SGLang's EAGLE3 worker with the draft of each step chosen by us.
 
-Only the drafting half of a decode step is ours. Prefill, target verify, sampling, EAGLE3's
-draft-extend and every scheduler contract stay SGLang's.
+Only the drafting half of a decode step is ours, and when EAGLE3's draft-extend runs. Prefill,
+target verify, sampling and every scheduler contract stay SGLang's.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sglang.srt.speculative.spec_utils import draft_tp_context, spec_stage_span
 from hybridspec.adapters.base import Source
 from hybridspec.adapters.sglang import config
 from hybridspec.adapters.sglang.chain import ChainBuilder
+from hybridspec.adapters.sglang.draft_extend import DraftExtend
 from hybridspec.adapters.sglang.planner import StepPlan, StepPlanner
 
 
@@ -37,6 +38,7 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self._steps = self.speculative_num_steps
         self._chains = ChainBuilder(self.device)
+        self._draft_extend = DraftExtend(self.draft_worker, self._stub_skipped_draft_extend)
         self._planner = StepPlanner(
             config.current(),
             model_steps=self._steps,
@@ -68,6 +70,7 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
         first = self._free_model_token(batch)
         on_host = first.device.type == "cpu"  # elsewhere, reading it would wait for the device
         plan = self._planner.plan(batch.reqs, first.numpy() if on_host else None)
+        self._draft_extend.due = plan.extend
         batch.spec_info = self._verify_input(batch, plan, first)
         with self._verifying(plan.width):
             result = super().forward_batch_generation(
