@@ -34,8 +34,24 @@ def test_requests_go_on_when_the_suffix_cache_raises(
     assert log.count("hybridspec: suffix_cache failed") == 1
 
 
-def test_hybrid_serves_without_a_gate(
-    engine: EngineServers, prompts: list[list[int]], plain_text: list[list[int]]
+def test_without_a_gate_and_with_the_draft_head_behind_now_and_then(
+    engine: EngineServers,
+    prompts: list[list[int]],
+    plain_text: list[list[int]],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    expected = [ids[:32] for ids in plain_text[::6]]
-    assert generate(engine("gateless"), prompts[::6], 32, concurrency=2) == expected
+    path = tmp_path_factory.mktemp("config") / "hybrid.yaml"
+    path.write_text("draft_extend_after: 1\n")
+    server = engine("gateless", "--hybrid-config", str(path))
+    before = counters(server)
+    expected = [ids[:48] for ids in plain_text[::3]]
+    assert generate(server, prompts[::3], 48, concurrency=4) == expected
+    after = counters(server)
+
+    def grew(*key: str) -> float:
+        return after[key] - before[key]
+
+    assert grew("draft_extends", "later") > 0
+    assert grew("draft_extends", "now") > 0
+    assert grew("accepted_tokens", "model") > 0
+    assert after["fallbacks",] == before["fallbacks",]
