@@ -85,6 +85,11 @@ class Policy(Protocol):
 class StepTime(Protocol):
     """Predicts how long a step takes."""
 
+    @property
+    def extend_share(self) -> float:
+        """Share of a step's time, below 1, that is saved while the draft head rests."""
+        ...
+
     def predict(self, rows: int, width: int, context_tokens: int, model: bool) -> float:
         """Seconds of one step; ``model``: whether the draft head's forward runs. > 0."""
         ...

@@ -1,6 +1,7 @@
 """How long a decode step takes: a linear prior, corrected online by what steps really took.
 
-Prior: ``base + token * rows * width + context * context tokens + model (if the draft head ran)``.
+Prior: ``base + row * rows + token * rows * width + context * context tokens``, and ``model`` if the
+draft head's forward ran.
 Every (rows bucket, width, model) cell keeps the recent ratios of measured to prior time; its
 median corrects the prior there, shrunk towards the ratio of all steps while the cell is young.
 Medians make single outliers (a step after idling, one interleaved with a prefill) harmless. Knows
@@ -24,20 +25,25 @@ SCHEMA = 1
 _CELL_WINDOW, _ALL_WINDOW = 16, 64
 _SHRINK = 2.0
 _OUTLIER = 8.0
+# A cell is young with fewer samples, stale when not observed for so many steps; how much faster it
+# may then be taken to be. Choices: with one try in 64 steps, trying costs below one in a hundred.
+_YOUNG, _STALE = 3, 512
+_HOPE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds: per step, per verified token, per context token, per draft-head forward."""
+    """Seconds: per step, per verified token, per context token, per draft-head forward, per row."""
 
     base: float
     token: float
     context: float
     model: float
+    row: float = 0.0
 
     def seconds(self, rows: int, width: int, context_tokens: int, model: bool) -> float:
         """The prior's time of one step."""
-        forward = self.base + self.token * rows * width + self.context * context_tokens
+        forward = self.base + rows * (self.row + self.token * width) + self.context * context_tokens
         return forward + self.model if model else forward
 
 
@@ -56,10 +62,11 @@ PROFILES: dict[str, StepCost] = {
 class _Ratios:
     """The last ``size`` ratios in a ring, with their median kept ready."""
 
-    __slots__ = ("_next", "_size", "_values", "median")
+    __slots__ = ("_next", "_size", "_values", "median", "seen")
 
     def __init__(self, size: int) -> None:
         self._size = size
+        self.seen = 0
         self._values: list[float] = []
         self._next = 0
         self.median = 1.0
@@ -83,6 +90,9 @@ class StepTimeModel:
         self.prior = prior
         self._all = _Ratios(_ALL_WINDOW)
         self._cells: dict[tuple[int, int, bool], _Ratios] = {}
+        self._extend_share = _Ratios(_ALL_WINDOW)
+        self._extend_share.median = 0.0
+        self._observed = 0
         self.outliers = 0
 
     @classmethod
@@ -99,6 +109,12 @@ class StepTimeModel:
     def adopt(self, other: StepTimeModel) -> None:
         """Know what ``other`` knows, and forget the rest; those who hold this one go on with it."""
         self.prior, self._all, self._cells = other.prior, other._all, other._cells
+        self._extend_share = other._extend_share
+
+    @property
+    def extend_share(self) -> float:
+        """Share of a step that the draft head's draft-extend takes; 0 until it was observed."""
+        return self._extend_share.median
 
     def predict(self, rows: int, width: int, context_tokens: int, model: bool) -> float:
         """Seconds of a step that verifies ``width`` tokens in each of ``rows`` rows.
@@ -108,6 +124,9 @@ class StepTimeModel:
             width: verified tokens per row, root token included.
             context_tokens: KV tokens of all rows together.
             model: whether the draft head's forward runs.
+
+        Returns:
+            Seconds, the draft-extend after the step included.
         """
         ratio = self._all.median
         cell = self._cells.get((_bucket(rows), width, model))
@@ -117,12 +136,32 @@ class StepTimeModel:
         return self.prior.seconds(rows, width, context_tokens, model) * ratio
 
     def observe(
-        self, rows: int, width: int, context_tokens: int, model: bool, seconds: float
+        self,
+        rows: int,
+        width: int,
+        context_tokens: int,
+        model: bool,
+        seconds: float,
+        extend: float | None = None,
     ) -> None:
-        """Learn from one step's measured ``seconds``; steps far from what is expected are counted
-        as outliers and ignored, unless nothing is known yet or they persist."""
+        """Learn from one step; steps far from what is expected are counted as outliers and ignored,
+        unless nothing is known yet or they persist.
+
+        Args:
+            rows: as for :meth:`predict`, as are the next three.
+            width: as above.
+            context_tokens: as above.
+            model: as above.
+            seconds: measured, with the draft-extend, if one followed.
+            extend: seconds of that draft-extend alone, where they are known; 0: none followed.
+        """
         if not seconds > 0.0:
             return
+        if extend == 0.0:
+            seconds /= 1.0 - self.extend_share
+        elif extend is not None and not model and extend < seconds:
+            self._extend_share.add(extend / seconds)
+        self._observed += 1
         ratio = seconds / self.prior.seconds(rows, width, context_tokens, model)
         self._all.add(ratio)
         expected = self._all.median
@@ -134,11 +173,22 @@ class StepTimeModel:
         if cell is None:
             cell = self._cells[key] = _Ratios(_CELL_WINDOW)
         cell.add(ratio)
+        cell.seen = self._observed
+
+    def is_stale(self, rows: int, width: int, model: bool) -> bool:
+        """Whether steps of this shape were hardly or long not observed."""
+        cell = self._cells.get((_bucket(rows), width, model))
+        return cell is None or len(cell) < _YOUNG or self._observed - cell.seen > _STALE
 
     def save(self, path: Path) -> None:
         """Write the prior and the learned ratios as JSON."""
         cells = [[*key, cell.median, len(cell)] for key, cell in self._cells.items()]
-        content = {"schema": SCHEMA, "prior": asdict(self.prior), "overall": self._all.median}
+        content = {
+            "schema": SCHEMA,
+            "prior": asdict(self.prior),
+            "overall": self._all.median,
+            "extend_share": self.extend_share,
+        }
         path.write_text(json.dumps({**content, "cells": cells}, indent=1))
 
     @classmethod
@@ -159,14 +209,37 @@ class StepTimeModel:
     def _from_json(cls, content: dict[str, Any]) -> StepTimeModel:
         if content["schema"] != SCHEMA:
             raise ValueError(f"schema {content['schema']}, this version reads {SCHEMA}")
-        prior = StepCost(**{f.name: float(content["prior"][f.name]) for f in fields(StepCost)})
+        known = content["prior"]
+        prior = StepCost(**{f.name: float(known.get(f.name, f.default)) for f in fields(StepCost)})
         made = cls(prior)
         made._all.add(float(content["overall"]))
+        made._extend_share.median = float(content.get("extend_share", 0.0))
         for rows, width, model, ratio, count in content["cells"]:
             cell = made._cells[(int(rows), int(width), bool(model))] = _Ratios(_CELL_WINDOW)
             for _ in range(min(int(count), _CELL_WINDOW)):
                 cell.add(float(ratio))
         return made
+
+
+class Hopeful:
+    """The same step times, but shapes that were hardly or long not observed are taken to be faster.
+
+    A policy that now and then decides by these tries what it would otherwise leave alone for ever
+    after one unlucky measurement.
+    """
+
+    def __init__(self, cost: StepTimeModel) -> None:
+        self._cost = cost
+
+    @property
+    def extend_share(self) -> float:
+        """As the model's."""
+        return self._cost.extend_share
+
+    def predict(self, rows: int, width: int, context_tokens: int, model: bool) -> float:
+        """As the model's, in hope."""
+        seconds = self._cost.predict(rows, width, context_tokens, model)
+        return _HOPE * seconds if self._cost.is_stale(rows, width, model) else seconds
 
 
 def _bucket(rows: int) -> int:

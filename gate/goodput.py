@@ -17,6 +17,11 @@ from numpy.typing import NDArray
 from hybridspec.gate.base import Decision, StepTime, StepView
 from hybridspec.gate.source import Source
 
+_ARMS = 3
+# What a draft head that rests saves of its draft-extend. It catches up with 16 steps at once, which
+# took 16.6 ms where 16 single ones took 6.6 ms each (16 rows, SmolLM2-135M, two CPU cores).
+_RESTING = 0.84
+
 
 class Goodput:
     """Maximise expected tokens / predicted seconds over ladder widths, with and without EAGLE3."""
@@ -27,36 +32,37 @@ class Goodput:
     def __init__(self, ladder: Sequence[int], cost: StepTime) -> None:
         """Choose among ``ladder`` (ascending widths from 1) by the times that ``cost`` predicts."""
         self._widths = [int(width) for width in ladder]
-        # Every width twice: without the draft head's forward, and with it.
-        self._rooms = np.array(self._widths * 2, np.int32) - 1
+        # Every width three times: the draft head rests, gives the token that it has predicted
+        # already, or runs its forward.
+        self._rooms = np.array(self._widths * _ARMS, np.int32) - 1
         self._model_rooms: dict[tuple[int, int], NDArray[np.int32]] = {}
         self._cost = cost
 
     def decide(self, view: StepView) -> Decision:
-        """The best decision; ties go to the narrower width and to no draft-head forward."""
+        """The best decision; ties go to the narrower width and to the less busy draft head."""
         steps = view.model_steps
-        # Without the forward only the tokens that the draft head has predicted already are there.
-        free = min(view.model_free, steps)
+        lengths = (0, min(view.model_free, steps), steps)
         cache = self._cache_gain(view)
-        model = _running_total(view.model_survival).take(self._model_room(free, steps), axis=1)
+        rooms = self._model_room(lengths[1], steps)
+        model = _running_total(view.model_survival).take(rooms, axis=1)
         tokens = np.add.reduce(np.maximum(cache, model), axis=0) + view.rows
         # A draft head that has nothing more to say is not run for it.
-        arms = tokens / self._seconds(view, forward=steps > free)
+        arms = tokens / self._seconds(view, forward=steps > lengths[1])
         index = int(arms.argmax())
-        width = self._widths[index % len(self._widths)]
-        ahead = steps if index >= len(self._widths) else free
-        return _decision(view, width, cache[:, index], model[:, index], ahead)
+        arm, place = divmod(index, len(self._widths))
+        width = self._widths[place]
+        return _decision(view, width, cache[:, index], model[:, index], lengths[arm])
 
     def _model_room(self, free: int, steps: int) -> NDArray[np.int32]:
-        """Tokens of EAGLE3's draft that fit into each arm: int32 ``[2 * widths]``."""
+        """Tokens of EAGLE3's draft that fit into each arm: int32 ``[3 * widths]``."""
         found = self._model_rooms.get((free, steps))
         if found is None:
-            ahead = np.repeat(np.array((free, steps), np.int32), len(self._widths))
+            ahead = np.repeat(np.array((0, free, steps), np.int32), len(self._widths))
             found = self._model_rooms[free, steps] = np.minimum(self._rooms, ahead)
         return found
 
     def _cache_gain(self, view: StepView) -> NDArray[np.float64]:
-        """Expected accepted tokens ``[rows, 2 * widths]`` of the cache drafts, cut to each."""
+        """Expected accepted tokens ``[rows, 3 * widths]`` of the cache drafts, cut to each."""
         total = _running_total(cache_survival(view))
         rows, columns = total.shape
         fits = np.minimum(self._rooms, np.minimum(view.cache_length, columns - 1)[:, None])
@@ -68,9 +74,11 @@ class Goodput:
         """Of every arm; those with the draft head's forward take for ever if it is no choice."""
         predict, rows, context = self._cost.predict, view.rows, view.context_tokens
         plain = [predict(rows, width, context, False) for width in self._widths]
+        resting = 1.0 - _RESTING * self._cost.extend_share
+        rests = [seconds * resting for seconds in plain]
         if not forward:
-            return plain + [math.inf] * len(plain)
-        return plain + [predict(rows, width, context, True) for width in self._widths]
+            return rests + plain + [math.inf] * len(plain)
+        return rests + plain + [predict(rows, width, context, True) for width in self._widths]
 
 
 def _decision(

@@ -5,6 +5,7 @@ A shape is (rows, width, whether the draft head's forward runs). Reads no clock 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +16,8 @@ Shape = tuple[int, int, bool]
 
 # The best of three: the first step of a shape allocates, and other processes only slow steps down.
 REPEATS = 3
+MOST_TOKENS = 256
+"""Verified tokens of a step that is timed, all rows together: more takes too long."""
 # Times of fewer shapes do not tell the cost of a step from that of a token.
 _LEAST_SHAPES = 3
 
@@ -37,8 +40,12 @@ class StepProfile:
         fits = [width for width in widths if width > model_steps]
         if model_steps > 0 and fits:
             shapes.insert(2, (fits[0], True))
+        self._extend: dict[Shape, float] = {}
         self._seconds: dict[Shape, list[float]] = {
-            (count, width, model): [] for count in rows for width, model in shapes
+            (count, width, model): []
+            for count in rows
+            for width, model in shapes
+            if count * width <= MOST_TOKENS
         }
 
     def next(self, rows: int) -> Shape | None:
@@ -50,9 +57,10 @@ class StepProfile:
         ]
         return min(waiting, key=lambda entry: entry[0])[1] if waiting else None
 
-    def observe(self, shape: Shape, seconds: float) -> None:
-        """Take in the time of a step of ``shape``."""
+    def observe(self, shape: Shape, seconds: float, extend: float | None = None) -> None:
+        """Take in the time of a step of ``shape``, and its draft-extend's where it is known."""
         self._seconds[shape].append(seconds)
+        self._extend[shape] = min(extend or math.inf, self._extend.get(shape, math.inf))
 
     @property
     def times(self) -> dict[Shape, float]:
@@ -70,21 +78,23 @@ class StepProfile:
         if len(times) < _LEAST_SHAPES:
             return None
         found = StepTimeModel(_fit(times, prior))
-        for (rows, width, model), seconds in times.items():
+        for shape, seconds in times.items():
+            rows, width, model = shape
+            extend = self._extend[shape]
             for _ in range(REPEATS):  # its weight against the overall ratio
-                found.observe(rows, width, 0, model, seconds)
+                found.observe(rows, width, 0, model, seconds, extend if extend < seconds else None)
         return found
 
 
 def _fit(times: dict[Shape, float], prior: StepCost) -> StepCost:
     """Least squares on relative errors; no cost is negative."""
     seconds = np.array(list(times.values()))
-    facts = np.array([[1.0, rows * width, float(model)] for rows, width, model in times])
-    (base, token, head), *_ = np.linalg.lstsq(
+    facts = np.array([[1.0, rows, rows * width, float(model)] for rows, width, model in times])
+    (base, row, token, head), *_ = np.linalg.lstsq(
         facts / seconds[:, None], np.ones(len(seconds)), rcond=None
     )
-    token = max(float(token), 0.0)
+    token, row = max(float(token), 0.0), max(float(row), 0.0)
     base = max(float(base), 0.05 * float(seconds.min()))
     timed_head = any(model for _, _, model in times)
     head = max(float(head), 0.0) if timed_head else prior.model * base / prior.base
-    return StepCost(base=base, token=token, context=prior.context, model=head)
+    return StepCost(base=base, token=token, context=prior.context, model=head, row=row)

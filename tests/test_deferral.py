@@ -11,16 +11,23 @@ from hybridspec.adapters.sglang.draft_extend import _lacking, _Step
 
 def test_it_waits_once_the_model_draft_is_out_of_use() -> None:
     deferral = Deferral(3, uses_model=True)
-    assert [deferral.next(False, 8) for _ in range(4)] == [Extend.NOW] * 3 + [Extend.LATER]
+    assert [deferral.next(False, 1, 8) for _ in range(4)] == [Extend.NOW] * 3 + [Extend.LATER]
     assert deferral.behind
-    assert deferral.next(True, 8) is Extend.NOW
+    assert deferral.next(True, 1, 8) is Extend.NOW
     assert not deferral.behind
+
+
+def test_it_waits_sooner_with_more_rows() -> None:
+    for rows, expected in ((1, 4), (2, 2), (8, 0)):
+        deferral = Deferral(4, uses_model=True)
+        done = [deferral.next(False, rows, 1) for _ in range(6)]
+        assert done.index(Extend.LATER) == expected
 
 
 def test_it_catches_up_now_and_then_and_goes_on_waiting() -> None:
     deferral = Deferral(1, uses_model=True)
-    deferral.next(False, 8)
-    done = [deferral.next(False, 8) for _ in range(3 * MOST_STEPS)]
+    deferral.next(False, 1, 8)
+    done = [deferral.next(False, 1, 8) for _ in range(3 * MOST_STEPS)]
     assert [at for at, when in enumerate(done) if when is Extend.NOW] == [
         MOST_STEPS - 1,
         2 * MOST_STEPS - 1,
@@ -30,9 +37,9 @@ def test_it_catches_up_now_and_then_and_goes_on_waiting() -> None:
 
 def test_what_waits_is_bounded_in_tokens() -> None:
     deferral = Deferral(1, uses_model=True)
-    deferral.next(False, 0)
+    deferral.next(False, 1, 1)
     half = MOST_TOKENS // 2
-    assert [deferral.next(False, half) for _ in range(3)] == [
+    assert [deferral.next(False, half, 1) for _ in range(3)] == [
         Extend.LATER,
         Extend.LATER,
         Extend.NOW,
@@ -42,13 +49,13 @@ def test_what_waits_is_bounded_in_tokens() -> None:
 @pytest.mark.parametrize(("after", "expected"), [(16, Extend.NEVER), (0, Extend.NOW)])
 def test_a_policy_without_model_drafts_needs_no_draft_head(after: int, expected: Extend) -> None:
     deferral = Deferral(after, uses_model=False)
-    assert {deferral.next(False, 8) for _ in range(100)} == {expected}
+    assert {deferral.next(False, 1, 8) for _ in range(100)} == {expected}
     assert not deferral.behind
 
 
 def test_zero_never_waits() -> None:
     deferral = Deferral(0, uses_model=True)
-    assert {deferral.next(False, 8) for _ in range(100)} == {Extend.NOW}
+    assert {deferral.next(False, 1, 8) for _ in range(100)} == {Extend.NOW}
 
 
 def _waits(rids: str, width: int, starts: list[int], accepted: list[int]) -> _Step:

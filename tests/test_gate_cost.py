@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hybridspec.gate.cost import PROFILES, StepCost, StepTimeModel
+from hybridspec.gate.cost import PROFILES, Hopeful, StepCost, StepTimeModel
 from hybridspec.gate.errors import GateError
 
 PRIOR = StepCost(base=0.05, token=0.001, context=1e-6, model=0.01)
@@ -17,6 +18,8 @@ def test_prior() -> None:
     cost = StepTimeModel(PRIOR)
     assert cost.predict(2, 8, 1000, False) == pytest.approx(0.05 + 0.016 + 0.001)
     assert cost.predict(2, 8, 1000, True) == pytest.approx(0.077)
+    by_row = StepTimeModel(replace(PRIOR, row=0.002))
+    assert by_row.predict(2, 8, 1000, False) == pytest.approx(0.071)
 
 
 def test_profiles() -> None:
@@ -58,15 +61,43 @@ def test_outliers_do_not_count_but_drift_does() -> None:
     assert cost.predict(1, 4, 0, False) == pytest.approx(usual * 100, rel=0.2)
 
 
+def test_the_share_of_draft_extend_is_learned_and_taken_off_where_none_follows() -> None:
+    cost = StepTimeModel(PRIOR)
+    assert cost.extend_share == 0.0
+    usual = PRIOR.seconds(16, 1, 0, False)
+    for _ in range(10):
+        cost.observe(16, 1, 0, False, usual, 0.1 * usual)
+        cost.observe(16, 1, 0, True, usual + PRIOR.model, 0.05 * usual)  # another kind of step
+        cost.observe(16, 1, 0, False, 0.9 * usual, 0.0)
+    assert cost.extend_share == pytest.approx(0.1)
+    assert cost.predict(16, 1, 0, False) == pytest.approx(usual, rel=0.01)
+
+
+def test_hope_is_for_shapes_that_were_hardly_or_long_not_seen() -> None:
+    cost = StepTimeModel(PRIOR)
+    hopeful = Hopeful(cost)
+    shape = (16, 1, 0, False)
+    assert hopeful.predict(*shape) < 0.8 * cost.predict(*shape)
+    for _ in range(3):
+        cost.observe(*shape, 0.07)
+    assert hopeful.predict(*shape) == cost.predict(*shape)
+    for _ in range(1000):
+        cost.observe(16, 2, 0, False, 0.09)
+    assert hopeful.predict(*shape) < 0.8 * cost.predict(*shape)
+    assert hopeful.predict(16, 2, 0, False) == cost.predict(16, 2, 0, False)
+
+
 def test_profile_round_trip(tmp_path: Path) -> None:
     cost = StepTimeModel(PRIOR)
     for _ in range(5):
         cost.observe(3, 8, 10, True, 0.2)
+        cost.observe(3, 8, 10, False, 0.2, 0.02)
     path = tmp_path / "profile.json"
     cost.save(path)
     again = StepTimeModel.load(path)
     for cell in ((3, 8, 10, True), (4, 8, 10, True), (9, 1, 10, False)):
         assert again.predict(*cell) == pytest.approx(cost.predict(*cell))
+    assert again.extend_share == pytest.approx(0.1)
 
 
 def test_bad_profiles_are_refused(tmp_path: Path) -> None:

@@ -29,6 +29,11 @@ def test_every_shape_is_timed_the_extremes_first() -> None:
     assert all(seen.count(shape) == REPEATS for shape in seen)
 
 
+def test_steps_of_very_many_tokens_are_not_timed() -> None:
+    seen = run(StepProfile([32], WIDTHS, model_steps=3), 32)
+    assert {width for _, width, _ in seen} == {1, 2, 4, 8}
+
+
 def test_nothing_is_timed_at_other_row_counts() -> None:
     assert StepProfile([1, 8], WIDTHS, model_steps=3).next(5) is None
 

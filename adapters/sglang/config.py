@@ -49,8 +49,8 @@ class HybridConfig:
         profile: step-time profile, a name or a JSON file; None starts from times measured on this
             machine, where steps can be timed, else from the device's default.
         profile_s: most seconds that a server's first start may spend on measuring step times.
-        draft_extend_after: decode steps without a model draft after which EAGLE3's draft-extend is
-            put off, to be done for several steps at once; 0 runs it after every step.
+        draft_extend_after: rows of decode steps in a row without a model draft after which EAGLE3's
+            draft-extend is put off, to be done for several steps at once; 0 runs it every step.
         gate_poll_s: seconds between two looks whether the gate folder holds another gate; 0 never
             looks.
         trace_dir: folder to record served requests into, or None; the traces hold token ids of what
@@ -73,7 +73,7 @@ class HybridConfig:
     suffix_min_prob: float = 0.1
     profile: str | None = None
     profile_s: float = 10.0
-    draft_extend_after: int = 16
+    draft_extend_after: int = 32
     gate_poll_s: float = 1.0
     trace_dir: str | None = None
     trace_sample: float = 1.0

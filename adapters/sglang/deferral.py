@@ -28,30 +28,40 @@ class Deferral:
     """Decides step by step. Deterministic, so that all ranks agree."""
 
     def __init__(self, after: int, *, uses_model: bool) -> None:
-        """Put draft-extend off once ``after`` steps in a row took no model draft.
+        """Put draft-extend off once steps with ``after`` rows together took no model draft.
+
+        Rows are counted because what draft-extend costs grows with them, while a head that is
+        behind when it is wanted again costs the drafts of one step.
 
         Args:
-            after: 0 never puts it off.
+            after: row-steps; 0 never puts it off.
             uses_model: False for a policy that takes no model draft at all.
         """
         self._after, self._uses_model = after, uses_model
         self._unused = self._steps = self._tokens = 0
 
     @property
+    def rests(self) -> bool:
+        """Whether draft-extend may be put off at all."""
+        return self._after > 0
+
+    @property
     def behind(self) -> bool:
         """Whether the draft head lacks tokens, so that it cannot draft for the coming step."""
         return self._steps > 0
 
-    def next(self, wanted: bool, tokens: int) -> Extend:
+    def next(self, wanted: bool, rows: int, width: int) -> Extend:
         """What to do after this step.
 
         Args:
             wanted: whether the policy takes, or would take, a model draft.
-            tokens: verified in this step, all rows together.
+            rows: requests of this step.
+            width: tokens verified in each.
         """
         if self._after and not self._uses_model:
             return Extend.NEVER
-        self._unused = 0 if wanted else self._unused + 1
+        tokens = rows * width
+        self._unused = 0 if wanted else self._unused + rows
         full = self._steps + 1 >= MOST_STEPS or self._tokens + tokens > MOST_TOKENS
         if not self._after or self._unused <= self._after or full:
             self._steps = self._tokens = 0

@@ -29,6 +29,7 @@ from hybridspec.adapters.sglang.step_recorder import StepRecorder
 from hybridspec.adapters.suffix import SuffixCache
 from hybridspec.gate.acceptance import ModelAcceptance
 from hybridspec.gate.base import Decision, StepView
+from hybridspec.gate.cost import Hopeful
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.policy import make_policy
 
@@ -40,6 +41,8 @@ SLOTS = 64
 """Request slots at first; they double when more requests run at once."""
 FREE_MODEL_TOKENS = 1
 """Tokens of EAGLE3's chain that need no draft forward: draft-extend has predicted the first."""
+PROBE_EVERY = 64
+"""Decode steps of which one is decided in hope (see :class:`hybridspec.gate.cost.Hopeful`)."""
 LONGEST_IDLE = 0.5
 """Seconds. A gap between two steps longer than this is idling, not step overhead."""
 
@@ -78,6 +81,7 @@ class _Pending:
     context_tokens: int
     foretold: NDArray[np.int64] | None
     number: int
+    catches_up: bool
     accepted: NDArray[np.int32] | None = None
 
 
@@ -130,6 +134,9 @@ class StepPlanner:
         self._policy = make_policy(
             settings.policy, ladder=settings.widths, tau=settings.tau, cost=self._cost
         )
+        self._probing = make_policy(
+            settings.policy, ladder=settings.widths, tau=settings.tau, cost=Hopeful(self._cost)
+        )
         self._deferral = Deferral(settings.draft_extend_after, uses_model=self._policy.uses_model)
         gate = self._predictor.gate
         if gate is not None:
@@ -160,6 +167,7 @@ class StepPlanner:
         self._logged: set[str] = set()
         self._steps = 0
         self._ended = 0.0
+        self._interrupted = False
 
     def plan(self, requests: Sequence[Any], foretold: NDArray[np.int64] | None = None) -> StepPlan:
         """Decide one step of a batch.
@@ -199,6 +207,7 @@ class StepPlanner:
             view.context_tokens,
             None if behind else foretold,
             self._steps,
+            behind and extend is Extend.NOW,
         )
         self._steps += 1
         return plan
@@ -206,16 +215,16 @@ class StepPlanner:
     def _decide(self, view: StepView) -> tuple[Decision, Extend]:
         """The policy's decision, and whether the draft head is kept up to date after it."""
         behind = self._deferral.behind
-        decision = self._guarded("policy", lambda: self._policy.decide(view), _plain(view.rows))
+        probes = self._times_steps and self._steps % PROBE_EVERY == PROBE_EVERY - 1
+        policy = self._probing if probes else self._policy
+        decision = self._guarded("policy", lambda: policy.decide(view), _plain(view.rows))
         wanted = bool(decision.model_length)
         if wanted and behind:
             # The head lacks the newest tokens: it is brought up to date and drafts from the next
             # step on.
             without = replace(view, model_survival=view.model_survival[:, :0])
-            decision = self._guarded(
-                "policy", lambda: self._policy.decide(without), _plain(view.rows)
-            )
-        return decision, self._deferral.next(wanted, view.rows * decision.width)
+            decision = self._guarded("policy", lambda: policy.decide(without), _plain(view.rows))
+        return decision, self._deferral.next(wanted, view.rows, decision.width)
 
     def settle(self, accepted: Sequence[int]) -> None:
         """Take in the accepted lengths (bonus excluded, row order) of the planned step."""
@@ -235,28 +244,36 @@ class StepPlanner:
                 None,
             )
 
-    def ran(self, started: float, ended: float) -> None:
-        """Take in when the planned step ran, ``time.perf_counter()`` seconds."""
+    def ran(self, started: float, ended: float, extend: float) -> None:
+        """Take in when the planned step ran, ``time.perf_counter()`` seconds, and how many of these
+        its draft-extend took."""
         # The scheduler's own work between steps is paid once a step, so it counts; a pause does
         # not.
         gap = started - self._ended
         began = self._ended if 0.0 < gap < LONGEST_IDLE and self._ended else started
         pending = self._pending
         if self._profiler is not None:
-            self._profiler.ran(ended - began)
-        elif self._times_steps and pending is not None:
-            self._cost.observe(
-                len(pending.rows),
-                pending.plan.width,
-                pending.context_tokens,
-                pending.plan.model_forward,
-                ended - began,
-            )
+            self._profiler.ran(ended - began, extend)
+        elif self._times_steps and pending is not None and not self._interrupted:
+            self._learn_time(pending, ended - began, extend)
         self._ended = ended
+        self._interrupted = False
+
+    def _learn_time(self, pending: _Pending, seconds: float, extend: float) -> None:
+        plan = pending.plan
+        alone: float | None = extend
+        if not self._deferral.rests:
+            alone = None
+        elif pending.catches_up or plan.extend is not Extend.NOW:
+            seconds, alone = seconds - extend, 0.0  # what is put off is no part of this step
+        shape = (len(pending.rows), plan.width, pending.context_tokens, plan.model_forward)
+        self._cost.observe(*shape, seconds, alone)
 
     def interrupted(self) -> None:
-        """Something else ran (a prefill): the gap before the next step is not its overhead."""
+        """Something else ran (a prefill): the gap before the next step is not its overhead, and
+        that step is slower than others."""
         self._ended = 0.0
+        self._interrupted = True
 
     def finish(self, rid: str) -> None:
         """A request ended; its response stays in the shared tree unless it was aborted."""

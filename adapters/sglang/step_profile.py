@@ -35,8 +35,8 @@ ENV = "HYBRIDSPEC_STEP_TIMES"
 """Environment variable that tells the scheduler which file holds, or shall hold, the times."""
 WARMUP = "hybridspec_step_times"
 RID_PREFIX = "hybridspec-step-times-"
-ROWS = (1, 8)
-"""Row counts that are timed; the second is cut to what the server runs at once."""
+ROWS = (1, 8, 32)
+"""Row counts that are timed; those beyond what the server runs at once are cut to that."""
 _MOST_WAITING = 0.6
 """Share of the measured time that threads may have waited for a processor: on two cores a server
 alone was seen at 0.3, one beside a busy process at 0.95. Beyond it, the times say
@@ -131,10 +131,10 @@ class StepProfiler:
             np.full(rows, self._model_steps if model else 0, np.int32),
         )
 
-    def ran(self, seconds: float) -> None:
-        """Take in the time of the step that was decided last."""
+    def ran(self, seconds: float, extend: float) -> None:
+        """Take in the time of the step that was decided last, and its draft-extend's alone."""
         if self._running is not None:
-            self._profile.observe(self._running, seconds)
+            self._profile.observe(self._running, seconds, extend)
             self._spent += seconds
 
     def conclude(self) -> None:

@@ -76,7 +76,7 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
             result = super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
             )
-        self._planner.ran(started, time.perf_counter())
+        self._planner.ran(started, time.perf_counter(), self._draft_extend.seconds)
         return result
 
     def on_verify_complete_cpu(
