@@ -13,7 +13,7 @@ from typing import Any
 
 from hybridspec.demo.lineup import ALGORITHMS, Assets, server_args
 from hybridspec.demo.measure import Block, TokenIds
-from hybridspec.demo.turns import Turns, servers_that_fit
+from hybridspec.loadtest.turns import Turns, servers_that_fit
 
 HYBRID = ("cache", "threshold", "hybrid")
 """The algorithms of the demo that are ours to vouch for."""

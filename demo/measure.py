@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hybridspec.demo.turns import Turns
 from hybridspec.loadtest.client import Client, Run
+from hybridspec.loadtest.turns import Turns
 
 TokenIds = Sequence[int]
 

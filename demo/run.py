@@ -23,9 +23,9 @@ from hybridspec.demo.lineup import ALGORITHMS, Assets, identify, server_args
 from hybridspec.demo.lossless import check_lossless, compare_measured
 from hybridspec.demo.measure import MAX_TOKENS, Block, TokenIds, block_size, measure, warm_up
 from hybridspec.demo.target import TargetError, ensure_target
-from hybridspec.demo.turns import Turns, servers_that_fit
 from hybridspec.loadtest.client import RequestFailed
 from hybridspec.loadtest.server import ServerFailed, stop_on_sigterm
+from hybridspec.loadtest.turns import Turns, servers_that_fit
 from hybridspec.loadtest.workloads import BadWorkload, Request, load
 
 WORKLOADS = ("edit", "tools", "chat")

@@ -118,3 +118,16 @@ def predicted_length(view: StepView) -> NDArray[np.float32]:
     inside = np.arange(survival.shape[1]) < view.cache_length[:, None]
     expected: NDArray[np.float32] = (survival * inside).sum(axis=1, dtype=np.float32)
     return expected
+
+
+def expected_length(view: StepView, decision: Decision) -> NDArray[np.float64]:
+    """Expected accepted tokens ``[rows]`` of what ``decision`` verifies, bonus excluded."""
+    rows = np.arange(view.rows)
+    cache = _running_total(cache_survival(view))
+    expected: NDArray[np.float64] = cache[rows, np.minimum(decision.length, cache.shape[1] - 1)]
+    if view.model_steps:
+        model = _running_total(view.model_survival)
+        of_model = model[rows, np.minimum(decision.length, view.model_steps)]
+        expected = np.where(decision.source == Source.MODEL, of_model, expected)
+    expected[decision.source == Source.NONE] = 0.0
+    return expected

@@ -236,6 +236,101 @@ def loadtest_locust(context: typer.Context) -> None:
     os.execv(sys.executable, command)
 
 
+@loadtest_app.command("sweep")
+def loadtest_sweep(
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(help="Bundled name, file or folder; repeatable. The bundled three."),
+    ] = None,
+    users: Annotated[str, typer.Option(help="Concurrencies, separated by commas.")] = "1,4,16",
+    rounds: Rounds = 3,
+    out: Annotated[Path, typer.Option(help="Folder of the sweep; goes on where it was.")] = Path(
+        "build/sweep"
+    ),
+    server: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=URL of a running server; repeatable. Otherwise starts the demo's."),
+    ] = None,
+    algorithm: Annotated[
+        list[str] | None, typer.Option(help="One of the demo's algorithms; repeatable. All.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Least prompts of a block.")] = 4,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Instead of the workload's own.")
+    ] = None,
+    warm: Annotated[
+        bool, typer.Option("--warm", help="Ask every prompt before; caches are empty otherwise.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Most seconds of a block.")] = 600.0,
+    head: Annotated[Path | None, typer.Option(help="Another EAGLE3 head for the demo's.")] = None,
+    gate: Annotated[Path | None, typer.Option(help="Another gate for the demo's.")] = None,
+    seed: Annotated[int, typer.Option(help="Order of the prompts.")] = 0,
+) -> None:
+    """Measure servers x workloads x users with locust, in turn on the same prompts."""
+    _need(("locust", "loadtest"), ("httpx", "loadtest"), ("plotly", "train"))
+    from hybridspec.loadtest.client import RequestFailed
+    from hybridspec.loadtest.server import ServerFailed
+    from hybridspec.loadtest.sweep import SweepError
+    from hybridspec.loadtest.workloads import BadWorkload
+    from hybridspec.sweep_cli import run_sweep
+
+    given = dict(each.partition("=")[::2] for each in server or [])
+    if not all(given.values()):
+        _leave(f"--server must be NAME=URL, got {server}")
+    try:
+        run_sweep(
+            out,
+            workloads=workload or ["edit", "tools", "chat"],
+            users=_counts(users, "--users"),
+            servers=given,
+            algorithms=algorithm or [],
+            rounds=rounds,
+            prompts=prompts,
+            max_tokens=max_tokens,
+            warm=warm,
+            timeout_s=timeout,
+            head=head,
+            gate=gate,
+            seed=seed,
+        )
+    except (SweepError, ServerFailed, BadWorkload, RequestFailed) as error:
+        _leave(str(error))
+    except KeyboardInterrupt:
+        _leave(f"stopped; the same command goes on with {out}")
+    loadtest_report(out)
+
+
+@loadtest_app.command("report")
+def loadtest_report(
+    out: Annotated[Path, typer.Argument(help="Folder of the sweep.")] = Path("build/sweep"),
+    title: Annotated[str, typer.Option(help="Heading.")] = "HYBRID under load",
+    html: Annotated[
+        Path | None, typer.Option(help="Page to write; report.html in the folder by default.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the tables to a file too.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what a sweep has found so far: tables, a page, JSON."""
+    _need(("plotly", "train"))
+    from hybridspec.loadtest.sweep import SweepError
+    from hybridspec.sweep_cli import report
+
+    try:
+        report(out, title=title, html=html or out / "report.html", text=markdown, as_json=json)
+    except SweepError as error:
+        _leave(str(error))
+
+
+def _counts(text: str, option: str) -> list[int]:
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        _leave(f"{option} must be whole numbers such as 1,8,32, got {text!r}")
+    return counts
+
+
 @app.command()
 def simulate(
     traces: Annotated[list[Path], typer.Option(help="Trace set, or a folder of sets; repeatable.")],
@@ -254,12 +349,7 @@ def simulate(
     _need(("torch", "train"), ("arctic_inference", "suffix"))
     from hybridspec.simulation_report import show
 
-    try:
-        sizes = [int(size) for size in batch.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1:
-        _leave(f"--batch must be whole numbers such as 1,8,32, got {batch!r}")
+    sizes = _counts(batch, "--batch")
     from hybridspec.gate.errors import GateError
 
     try:

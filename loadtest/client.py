@@ -82,6 +82,7 @@ class Client:
 
     def __init__(self, url: str, *, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         # Streams are counted by the caller; the pool must never be what limits them.
+        self.url = url
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._http = httpx.Client(base_url=url, timeout=timeout_s, limits=limits, trust_env=False)
 

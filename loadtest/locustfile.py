@@ -75,6 +75,7 @@ class Run:
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.before: Counters | None = None
         self.began = self.seconds = 0.0
+        self.first_sent = self.last_done = 0.0
         self.users = 0
 
     def next_prompt(self) -> Request:
@@ -136,11 +137,16 @@ class OpenAIUser(HttpUser):
             own = 1000 * self.state.worker + self.state.users
             self.arrivals = gaps(options.arrival, rate, options.seed + own)
         if not self.state.model:
+            self.state.model = self._first_model()
+
+    def _first_model(self) -> str:
+        try:
             reply = self.client.get(
                 "/v1/models", headers=self.state.headers, name="/v1/models", timeout=CONNECT_S
             )
-            if reply.ok:
-                self.state.model = reply.json()["data"][0]["id"]
+            return str(reply.json()["data"][0]["id"]) if reply.ok else ""
+        except (requests.RequestException, LookupError, ValueError):
+            return ""  # the requests that follow say what is wrong
 
     @task
     def ask(self) -> None:
@@ -180,7 +186,10 @@ class OpenAIUser(HttpUser):
             answer.check()
         except (requests.RequestException, StreamError) as error:
             failure = error
-        taken = time.perf_counter() - answer.started
+        now = time.perf_counter()
+        self.state.first_sent = self.state.first_sent or answer.started
+        self.state.last_done = now
+        taken = now - answer.started
         self._enter("E2E", prompt, taken, answer.output_tokens or 0, failure)
         if failure is None and answer.arrivals:
             self._enter("TTFT", prompt, answer.ttft)
@@ -260,7 +269,8 @@ def summarise(environment: Environment) -> dict[str, Any]:
     """Figures of the run, times in milliseconds."""
     run: Run = environment.hybridspec
     options = environment.parsed_options
-    seconds = run.seconds
+    # Starting and stopping users is not the server's time; a master sees no request, though.
+    seconds = run.last_done - run.first_sent or run.seconds
     kinds: dict[str, dict[str, float]] = {}
     tokens = requests_done = failures = 0
     for (_, kind), entry in environment.stats.entries.items():

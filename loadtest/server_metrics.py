@@ -9,6 +9,9 @@ from typing import Any
 _LINE = re.compile(r"^(hybridspec_\w+?)(?:_total)?(?:\{(.*)\})? (\S+)$")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 SOURCES = ("none", "cache", "model")
+LENGTHS = ("0", "1", "2", "3", "4-7", "8-15", "16+")
+"""Bins of draft lengths in HYBRID's counters."""
+_EXPECTED = ("expected_rows", "expected_tokens", "expected_accepted_tokens")
 
 
 class Counters:
@@ -40,7 +43,10 @@ def between(before: Counters, after: Counters) -> dict[str, Any] | None:
 
     Returns:
         ``steps``, ``accepted_length`` (draft tokens accepted per row and step, bonus excluded), and
-        by source ``row_share``, ``acceptance_rate`` (None where nothing was proposed).
+        by source ``row_share``, ``acceptance_rate`` (None where nothing was proposed),
+        ``accepted_lengths`` (verified drafts by accepted length, as bins of
+        :data:`LENGTHS`) and ``expected`` (by bin of the expected length: rows, tokens that were
+        expected, and accepted ones).
     """
 
     def grew(*key: str) -> float:
@@ -58,5 +64,13 @@ def between(before: Counters, after: Counters) -> dict[str, Any] | None:
         "accepted_length": grew("accepted_tokens") / rows,
         "row_share": {source: grew("rows", source) / rows for source in SOURCES},
         "acceptance_rate": rates,
+        "accepted_lengths": {
+            source: [grew("accepted_lengths", source, length) for length in LENGTHS]
+            for source in SOURCES[1:]
+        },
+        "expected": {
+            source: [[grew(name, source, length) for name in _EXPECTED] for length in LENGTHS]
+            for source in SOURCES[1:]
+        },
         "fallbacks": grew("fallbacks"),
     }

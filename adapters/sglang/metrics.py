@@ -60,6 +60,22 @@ class HybridMetrics:
             registry=registry,
         )
         self._extends = {when: extends.labels(when.name.lower()) for when in Extend}
+        self._lengths = Binned(
+            "hybridspec_accepted_lengths",
+            "Rows that verified a draft, by how many of its tokens were accepted.",
+            registry,
+        )
+        # Verified drafts by what the policy expected of them: how many, what it expected, what was
+        # accepted.
+        self._expected_rows = Binned(
+            "hybridspec_expected_rows", "Rows that verified a draft, by expected length.", registry
+        )
+        self._expected = Binned(
+            "hybridspec_expected_tokens", "Expected accepted tokens of these rows.", registry
+        )
+        self._came_true = Binned(
+            "hybridspec_expected_accepted_tokens", "Accepted tokens of these rows.", registry
+        )
         self._fallbacks = Counter(
             "hybridspec_fallbacks",
             "Steps or requests that went on without a part.",
@@ -122,11 +138,25 @@ class HybridMetrics:
         """Count what became of one step's draft-extend."""
         self._extends[when].inc()
 
-    def outcome(self, source: NDArray[np.int8], accepted: NDArray[np.int32]) -> None:
-        """Count the accepted draft tokens of one verified step, both ``[rows]``."""
+    def outcome(
+        self,
+        source: NDArray[np.int8],
+        accepted: NDArray[np.int32],
+        expected: NDArray[np.float64],
+    ) -> None:
+        """Count the accepted draft tokens of one verified step, and what was expected of it; all
+        ``[rows]``."""
         for value, tokens in enumerate(np.bincount(source, accepted, len(_SOURCES))):
             if tokens:
                 self._accepted[value].inc(float(tokens))
+        drafted = np.flatnonzero(source)
+        if not len(drafted):
+            return
+        source, accepted, expected = source[drafted], accepted[drafted], expected[drafted]
+        self._lengths.add(source, accepted, None)
+        self._expected_rows.add(source, expected, None)
+        self._expected.add(source, expected, expected)
+        self._came_true.add(source, expected, accepted)
 
     def fallback(self, part: str) -> None:
         """Count a step or request that went on without ``part``."""
@@ -149,6 +179,32 @@ class HybridMetrics:
         """Show the suffix cache's size."""
         self._cache_requests.set(requests)
         self._cache_bytes.set(estimated_bytes)
+
+
+class Binned:
+    """A counter by source and by the bin of a length: 0, 1, 2, 3, 4-7, 8-15, 16 and more."""
+
+    EDGES = np.array([1, 2, 3, 4, 8, 16])
+    LABELS = ("0", "1", "2", "3", "4-7", "8-15", "16+")
+
+    def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
+        counter = Counter(name, text, ["source", "length"], registry=registry)
+        self._cells = [
+            counter.labels(source, label) for source in _SOURCES[1:] for label in self.LABELS
+        ]
+
+    def add(
+        self,
+        source: NDArray[np.int8],
+        length: NDArray[np.int32] | NDArray[np.float64],
+        amount: NDArray[np.int32] | NDArray[np.float64] | None,
+    ) -> None:
+        """Count rows (``[rows]`` each, of a source other than none), or ``amount`` of each."""
+        at = (source.astype(np.intp) - 1) * len(self.LABELS)
+        at += np.searchsorted(self.EDGES, length, side="right")
+        counted = np.bincount(at, amount)
+        for cell in np.flatnonzero(counted).tolist():
+            self._cells[cell].inc(float(counted[cell]))
 
 
 def _per_source(name: str, text: str, registry: CollectorRegistry) -> list[Counter]:

@@ -30,6 +30,7 @@ from hybridspec.adapters.suffix import SuffixCache
 from hybridspec.gate.acceptance import ModelAcceptance
 from hybridspec.gate.base import Decision, StepView
 from hybridspec.gate.cost import Hopeful
+from hybridspec.gate.goodput import expected_length
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.policy import make_policy
 
@@ -82,6 +83,7 @@ class _Pending:
     foretold: NDArray[np.int64] | None
     number: int
     catches_up: bool
+    expected: NDArray[np.float64]
     accepted: NDArray[np.int32] | None = None
 
 
@@ -208,6 +210,7 @@ class StepPlanner:
             None if behind else foretold,
             self._steps,
             behind and extend is Extend.NOW,
+            expected_length(view, decision),
         )
         self._steps += 1
         return plan
@@ -233,7 +236,7 @@ class StepPlanner:
             return
         pending.accepted = np.array(accepted, np.int32)
         plan = pending.plan
-        self.metrics.outcome(plan.source, pending.accepted)
+        self.metrics.outcome(plan.source, pending.accepted, pending.expected)
         model = plan.source == Source.MODEL
         self._acceptance.observe(pending.slots[model], plan.length[model], pending.accepted[model])
         if (recorder := self._recorder) is not None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hybridspec.demo.turns import Turns, servers_that_fit
 from hybridspec.loadtest.client import Client
 from hybridspec.loadtest.server import Server, ServerFailed
+from hybridspec.loadtest.turns import Turns, servers_that_fit
 
 HTTP_SERVER = Path(__file__).parents[1] / "loadtest" / "http_server.py"
 

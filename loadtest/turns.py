@@ -104,6 +104,8 @@ class Turns:
         """
         while name not in self._alive and len(self._alive) >= self._most_alive:
             self._end(next(iter(self._alive)))
+        if name in self._alive and self._alive[name].exit_code is not None:
+            self._end(name)  # it died in its last turn
         if name not in self._alive:
             self._start(name)
         server = self._alive[name] = self._alive.pop(name)  # Last used is last in order.
