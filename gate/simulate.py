@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridspec.gate.acceptance import CacheAcceptance, ModelAcceptance
-from hybridspec.gate.base import Decision, Policy, StepView
-from hybridspec.gate.cost import StepCost, StepTimeModel
+from hybridspec.gate.base import Decision, Policy, StepTime, StepView
+from hybridspec.gate.cost import StepTimeModel
 from hybridspec.gate.history import RequestHistory, agreement
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.replay import Drafter, look_ahead
@@ -57,7 +57,7 @@ class Oracle:
 
     name = "oracle"
 
-    def __init__(self, ladder: Sequence[int], cost: StepCost) -> None:
+    def __init__(self, ladder: Sequence[int], cost: StepTime) -> None:
         self._widths = np.array(ladder, np.int32)
         self._cost = cost
 
@@ -70,7 +70,7 @@ class Oracle:
             gains = np.maximum(cache, model) if forward else cache
             for width in self._widths.tolist():
                 tokens = len(cache) + int(np.minimum(gains, width - 1).sum())
-                rate = tokens / self._cost.seconds(len(cache), width, context_tokens, forward)
+                rate = tokens / self._cost.predict(len(cache), width, context_tokens, forward)
                 if rate > best_rate:
                     best_rate, best = rate, (width, forward)
         assert best is not None
@@ -88,7 +88,7 @@ class Oracle:
 def simulate(
     traces: Sequence[Trace],
     decider: Policy | Oracle,
-    cost: StepCost,
+    cost: StepTime,
     *,
     batch: int,
     drafter: Drafter | None,
@@ -127,7 +127,7 @@ class _Simulation:
         self,
         traces: Sequence[Trace],
         decider: Policy | Oracle,
-        cost: StepCost,
+        cost: StepTime,
         batch: int,
         drafter: Drafter | None,
         survival: Survival | None,
@@ -167,7 +167,7 @@ class _Simulation:
             decision = self._decide(slots, obs, cache, model, context)
             forward = decision.model_length > self._free
             shape = (len(slots), decision.width, context, forward)
-            took = self._cost.seconds(*shape)
+            took = self._cost.predict(*shape)
             seconds += took
             if learns is not None:
                 learns.observe(*shape, took)

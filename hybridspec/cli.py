@@ -161,6 +161,38 @@ def demo_eval_head(
         _leave(str(error))
 
 
+@demo_app.command("lengths")
+def demo_lengths(
+    traces: Annotated[Path, typer.Option(help="Trace set of the embedded target.")],
+    out: Annotated[Path, typer.Option(help="Trace set to write.")],
+    steps: Annotated[int, typer.Option(min=1, max=16, help="Draft tokens of a chain.")] = 7,
+    head: Annotated[Path | None, typer.Option(help="Head folder; demo/head by default.")] = None,
+) -> None:
+    """Add EAGLE3's accepted length at every position to traces, for the simulator."""
+    _need(("torch", "train"), ("safetensors", "sglang"), ("pyarrow", "loadtest"))
+    from rich.progress import track
+
+    from hybridspec.demo.eagle3.lengths import with_lengths
+    from hybridspec.demo.lineup import Assets
+    from hybridspec.demo.target import TargetError, ensure_target
+    from hybridspec.gate.errors import GateError
+    from hybridspec.gate.traces import SUFFIX, read_traces, write_traces
+
+    try:
+        assets = Assets.bundled(ensure_target(), head)
+        if assets.head is None:
+            _leave("demo/head holds no head; train one with 'hybridspec demo train-head'")
+        found = read_traces(traces)
+        done = with_lengths(found, assets.target, assets.head, steps)
+        out.mkdir(parents=True, exist_ok=True)
+        write_traces(
+            out / f"lengths{SUFFIX}", track(done, total=len(found), description=str(traces))
+        )
+    except (TargetError, GateError, OSError) as error:
+        _leave(str(error))
+    typer.echo(f"{len(found)} traces in {out}")
+
+
 @demo_app.command("train-gate")
 def demo_train_gate(
     out: Annotated[Path | None, typer.Option(help="Gate folder; demo/gate by default.")] = None,
@@ -334,7 +366,10 @@ def _counts(text: str, option: str) -> list[int]:
 @app.command()
 def simulate(
     traces: Annotated[list[Path], typer.Option(help="Trace set, or a folder of sets; repeatable.")],
-    profile: Annotated[str, typer.Option(help="Step-time profile: h100 or cpu.")] = "h100",
+    profile: Annotated[
+        str,
+        typer.Option(help="Step-time profile: h100, cpu, or a file that a server has kept."),
+    ] = "h100",
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8,32,128",
     gate: Annotated[
         Path | None, typer.Option(help="Gate folder; by default gates are trained on the spot.")
@@ -342,6 +377,10 @@ def simulate(
     ablations: Annotated[
         bool, typer.Option("--ablations", help="Simulate goodput without each of its ideas too.")
     ] = False,
+    model_steps: Annotated[int, typer.Option(min=1, help="Draft tokens of EAGLE3's chain.")] = 7,
+    model_free: Annotated[
+        int, typer.Option(min=0, help="Of them, those that need no forward of the draft head.")
+    ] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with plots.")] = None,
 ) -> None:
@@ -359,6 +398,8 @@ def simulate(
             batches=sizes,
             gate=gate,
             ablations=ablations,
+            model_steps=model_steps,
+            model_free=model_free,
             as_json=json,
             html=html,
         )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hybridspec.adapters.suffix import SuffixCache
 from hybridspec.gate.ablations import AlwaysWide, MeanOnly, RowByRow
 from hybridspec.gate.base import Policy
-from hybridspec.gate.cost import PROFILES, StepCost, StepTimeModel
+from hybridspec.gate.cost import StepCost, StepTimeModel
 from hybridspec.gate.errors import GateError
 from hybridspec.gate.features import DRAFT_FEATURES, HISTORY_FEATURES, FeatureSet
 from hybridspec.gate.goodput import Goodput
@@ -30,8 +30,7 @@ from hybridspec.gate.traces import Trace
 from hybridspec.gate_training import replay_sets, usable_traces
 
 MODEL_STEPS = 7
-FIXED_STEPS = range(1, 8)
-"""Chain lengths among which EAGLE3 alone has its best."""
+"""Longest chain of EAGLE3; where it drafts alone, the best of the lengths up to it is taken."""
 FOLDS = 5
 ABLATIONS: dict[str, tuple[Callable[[Sequence[int], StepTimeModel], Policy], bool | None]] = {
     "always_wide": (AlwaysWide, None),
@@ -54,6 +53,8 @@ def run(
     gate: Gate | None = None,
     epochs: int = 15,
     ablations: bool = False,
+    model_steps: int = MODEL_STEPS,
+    model_free: int = 0,
     say: Say = print,
 ) -> dict[str, Any]:
     """Simulate every workload at every batch size.
@@ -61,12 +62,14 @@ def run(
     Args:
         sets: trace sets; requests whose EAGLE3 lengths are unknown, and runaway outputs, are left
             out.
-        profile: name of a step-time profile.
+        profile: name of a step-time profile, or a file that a server's start has kept.
         batches: requests at a time.
         gate: the gate of ``threshold`` and ``goodput``; None trains one for every fifth of the
             requests, on the other four fifths.
         epochs: most epochs of those.
         ablations: simulate ``goodput`` without each of its ideas too (see :data:`ABLATIONS`).
+        model_steps: draft tokens of EAGLE3's chain.
+        model_free: those of them that need no forward of the draft head.
         say: told what happens.
 
     Returns:
@@ -79,7 +82,7 @@ def run(
     Raises:
         GateError: unreadable traces, none that can be used, or an unknown profile.
     """
-    StepTimeModel.from_profile(profile)  # refuses an unknown name
+    cost = _true_times(profile)
     read = {path: usable_traces(path)[0] for path in sets}
     curves = _given(gate) if gate is not None else _cross_fitted(read, epochs, say)
     cells: list[dict[str, Any]] = []
@@ -96,22 +99,38 @@ def run(
         survival = _of_set(curves, np.array([number for number, _ in usable]))
         for batch in batches:
             say(f"{traces[0].workload}, batch {batch}")
-            cells.append(_cell(traces, profile, batch, survival, ablations))
+            chain = model_steps, model_free
+            cells.append(_cell(traces, cost, batch, survival, ablations, chain))
     if not cells:
         raise GateError("simulation: no request knows EAGLE3's accepted lengths")
     return {"simulated": True, "profile": profile, "cells": cells}
 
 
+def _true_times(profile: str) -> StepTimeModel:
+    """Of a file, or of a built-in profile.
+
+    Raises:
+        GateError: neither.
+    """
+    path = Path(profile)
+    return StepTimeModel.load(path) if path.suffix else StepTimeModel.from_profile(profile)
+
+
 def _cell(
-    traces: Sequence[Trace], profile: str, batch: int, survival: Survival, ablations: bool
+    traces: Sequence[Trace],
+    cost: StepTimeModel,
+    batch: int,
+    survival: Survival,
+    ablations: bool,
+    chain: tuple[int, int],
 ) -> dict[str, Any]:
-    cost = PROFILES[profile]
+    model_steps, model_free = chain
 
     def served(
         decider: Policy | Oracle,
         curves: Survival | None = None,
         *,
-        steps: int = MODEL_STEPS,
+        steps: int = model_steps,
         cache: bool = True,
         learns: StepTimeModel | None = None,
     ) -> Outcome:
@@ -123,16 +142,17 @@ def _cell(
             drafter=SuffixCache() if cache else None,
             survival=curves,
             model_steps=steps,
+            model_free=min(model_free, steps),
             learns=learns,
         )
 
     def policy(name: str, ladder: Sequence[int] = SERVED_LADDER) -> Policy:
-        return make_policy(name, ladder=ladder, cost=StepTimeModel(cost))
+        return make_policy(name, ladder=ladder, cost=cost)
 
     plain = served(policy("none", (1,)), steps=0, cache=False)
     fixed = {
         steps: served(policy("model", (1, steps + 1)), steps=steps, cache=False)
-        for steps in FIXED_STEPS
+        for steps in range(1, model_steps + 1)
     }
     best = max(fixed, key=lambda steps: fixed[steps].rate)
     outcomes = {
@@ -145,7 +165,7 @@ def _cell(
     }
     if ablations:
         for name, (make, learn) in ABLATIONS.items():
-            times = StepTimeModel(_too_cheap(cost) if learn is not None else cost)
+            times = StepTimeModel(_too_cheap(cost.prior)) if learn is not None else cost
             outcomes[name] = served(
                 make(SERVED_LADDER, times), survival, learns=times if learn else None
             )

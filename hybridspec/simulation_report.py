@@ -34,6 +34,8 @@ def show(
     batches: Sequence[int],
     gate: Path | None,
     ablations: bool,
+    model_steps: int,
+    model_free: int,
     as_json: bool,
     html: Path | None,
 ) -> None:
@@ -49,6 +51,8 @@ def show(
         batches=batches,
         gate=load_gate(gate) if gate is not None else None,
         ablations=ablations,
+        model_steps=model_steps,
+        model_free=model_free,
         say=lambda line: progress.print(line, highlight=False, soft_wrap=True),
     )
     if html is not None:

@@ -21,7 +21,7 @@ from hybridspec.gate.simulate import Oracle, Outcome, simulate
 from hybridspec.gate.traces import Trace, write_traces
 from hybridspec.simulation import ABLATIONS
 
-COST = StepCost(base=1.0, token=0.01, context=0.0, model=0.1)
+COST = StepTimeModel(StepCost(base=1.0, token=0.01, context=0.0, model=0.1))
 LADDER = (1, 2, 4, 5, 8, 16, 32)
 
 
@@ -45,7 +45,7 @@ def made(count: int, seed: int = 0, model: int = 2) -> list[Trace]:
 
 
 def served(policy: str, traces: list[Trace], batch: int = 4, steps: int = 4) -> Outcome:
-    decider = make_policy(policy, ladder=LADDER, cost=StepTimeModel(COST))
+    decider = make_policy(policy, ladder=LADDER, cost=COST)
     return simulate(traces, decider, COST, batch=batch, drafter=SuffixCache(), model_steps=steps)
 
 
@@ -107,7 +107,7 @@ def test_step_times_that_start_wrong_are_learned() -> None:
     rates = {}
     for learn in (False, True):
         times = StepTimeModel(StepCost(base=1.0, token=1e-6, context=0.0, model=0.0))
-        costly = StepCost(base=1.0, token=0.2, context=0.0, model=0.1)
+        costly = StepTimeModel(StepCost(base=1.0, token=0.2, context=0.0, model=0.1))
         rates[learn] = simulate(
             traces,
             Goodput(LADDER, times),
@@ -132,7 +132,7 @@ def view(rows: int) -> StepView:
 
 
 def test_ablations_take_one_idea_out() -> None:
-    times = StepTimeModel(COST)
+    times = COST
     whole = Goodput(LADDER, times)
     one, many = view(1), view(6)
     alone = RowByRow(LADDER, times).decide(one)
