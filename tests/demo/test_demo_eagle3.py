@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_target import TAPS, save_tiny_target
 from torch import Tensor
 
 from hybridspec.adapters.eagle3_head import check_head
@@ -22,31 +23,10 @@ from hybridspec.demo.eagle3.pipeline import publish
 from hybridspec.demo.eagle3.store import CorpusReader, CorpusWriter
 from hybridspec.demo.eagle3.train import TrainConfig, Trainer
 
-TAPS = (2, 3, 5)
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random target of eight layers, as transformers saves it."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        eos_token_id=2,
-        rope_theta=10000.0,
-    )
-    path = tmp_path_factory.mktemp("target")
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
-    return path
+    return save_tiny_target(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture
