@@ -58,7 +58,7 @@ def figures(
         "ours": ours,
         "base": base,
         "cells": cells,
-        "summary": _summary(cells),
+        "summary": _summary(cells, ours),
         "failed": [dict(line) for line in last.values() if "failed" in line],
     }
 
@@ -105,7 +105,7 @@ def _ratio(mine: Mapping[int, Line], other: Mapping[int, Line]) -> float | None:
     return round(median(ratios), 3) if ratios else None
 
 
-def _summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _summary(cells: Sequence[Mapping[str, Any]], ours: str) -> dict[str, Any]:
     best = [cell["against_best"] for cell in cells if cell.get("against_best")]
     plain = [cell["against_plain"] for cell in cells if cell.get("against_plain")]
     if not best:
@@ -115,4 +115,16 @@ def _summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "near_best": round(sum(ratio >= NEAR_BEST for ratio in best) / len(best), 3),
         "geomean_against_best": round(exp(sum(map(log, best)) / len(best)), 3),
         "worst_against_plain": min(plain) if plain else None,
+        "geomean_against": _against_each(cells, ours),
     }
+
+
+def _against_each(cells: Sequence[Mapping[str, Any]], ours: str) -> dict[str, float]:
+    """Geometric mean of ours over each other algorithm, in the cells that have both."""
+    logs: dict[str, list[float]] = defaultdict(list)
+    for cell in cells:
+        of = cell["algorithms"]
+        for name in of:
+            if ours in of and name != ours:
+                logs[name].append(log(of[ours]["tokens_per_s"] / of[name]["tokens_per_s"]))
+    return {name: round(exp(sum(of) / len(of)), 3) for name, of in logs.items()}

@@ -66,6 +66,8 @@ def outcome(figures: Mapping[str, Any]) -> str:
         f"{seen['near_best']:.0%} of {seen['cells']} cells; geometric mean "
         f"{seen['geomean_against_best']:.2f}.",
     ]
+    each = ", ".join(f"{name} {ratio:.2f}" for name, ratio in seen["geomean_against"].items())
+    lines.append(f"Geometric means over single algorithms: {each}.")
     if seen["worst_against_plain"] is not None:
         lines.append(
             f"Its least speed against `{figures['base']}` is {seen['worst_against_plain']:.2f} "

@@ -87,6 +87,7 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert last["algorithms"]["hybrid"]["rounds"] == 1
     assert found["summary"]["cells"] == 4
     assert found["summary"]["near_best"] == 0.75
+    assert found["summary"]["geomean_against"]["plain"] == pytest.approx(1.5, abs=0.02)
     assert len(found["failed"]) == 1
     text = markdown(found, "Title")
     assert "| edit | 20.5 |" in text
