@@ -36,6 +36,8 @@ class Draft:
         return len(self.token_ids)
 
 
+LENGTH_BINS = ("0", "1", "2", "3", "4-7", "8-15", "16+")
+"""Labels of draft lengths in HYBRID's counters; read by whoever reads these."""
 EMPTY_DRAFT = Draft(np.empty(0, np.int32), np.empty(0, np.float32), 0.0, 0, False)
 
 

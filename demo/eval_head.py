@@ -18,8 +18,9 @@ from rich.table import Table
 
 from hybridspec.demo import report
 from hybridspec.demo.lineup import Algorithm, Assets, eagle3, identify, server_args
-from hybridspec.demo.measure import TokenIds, rotate, warm_up
+from hybridspec.demo.measure import TokenIds, warm_up
 from hybridspec.loadtest.client import Answer, Run
+from hybridspec.loadtest.rounds import rotate
 from hybridspec.loadtest.turns import Turns, servers_that_fit
 
 DTYPE = "bfloat16"

@@ -8,10 +8,11 @@ neither starts servers nor prints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridspec.loadtest.client import Client, Run
+from hybridspec.loadtest.rounds import pick, schedule
 from hybridspec.loadtest.turns import Turns
 
 TokenIds = Sequence[int]
@@ -43,16 +44,6 @@ class Block:
 def block_size(streams: int) -> int:
     """Prompts in a block: enough that every stream has one."""
     return max(BLOCK_PROMPTS, streams)
-
-
-def rotate(names: Sequence[str], by: int) -> list[str]:
-    """The names in a cycle, begun ``by`` places later."""
-    return [names[(by + index) % len(names)] for index in range(len(names))]
-
-
-def pick(prompts: Sequence[TokenIds], round_: int, size: int) -> list[TokenIds]:
-    """The prompts of one round: the next ``size``, beginning again where they run out."""
-    return [prompts[(round_ * size + index) % len(prompts)] for index in range(size)]
 
 
 def warm_up(client: Client, streams: int) -> None:
@@ -99,20 +90,3 @@ def measure(
             blocks.append(Block(round_, workload, name, run))
             done(blocks[-1])
     return blocks
-
-
-def schedule(
-    workloads: Sequence[str], algorithms: Sequence[str], round_: int, *, by_algorithm: bool
-) -> Iterator[tuple[str, str]]:
-    """Pairs of workload and algorithm in the order of one round.
-
-    Algorithms follow each other on the same prompts; ``by_algorithm`` lets each do all its
-    workloads at once instead, where changing turns means starting a server.
-    """
-    if by_algorithm:
-        for name in rotate(algorithms, round_):
-            yield from ((workload, name) for workload in workloads)
-        return
-    for index, workload in enumerate(workloads):
-        for name in rotate(algorithms, round_ + index):
-            yield workload, name

@@ -6,11 +6,11 @@ import re
 from collections import defaultdict
 from typing import Any
 
+from hybridspec.adapters.base import LENGTH_BINS
+
 _LINE = re.compile(r"^(hybridspec_\w+?)(?:_total)?(?:\{(.*)\})? (\S+)$")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 SOURCES = ("none", "cache", "model")
-LENGTHS = ("0", "1", "2", "3", "4-7", "8-15", "16+")
-"""Bins of draft lengths in HYBRID's counters."""
 _EXPECTED = ("expected_rows", "expected_tokens", "expected_accepted_tokens")
 
 
@@ -45,7 +45,7 @@ def between(before: Counters, after: Counters) -> dict[str, Any] | None:
         ``steps``, ``accepted_length`` (draft tokens accepted per row and step, bonus excluded), and
         by source ``row_share``, ``acceptance_rate`` (None where nothing was proposed),
         ``accepted_lengths`` (verified drafts by accepted length, as bins of
-        :data:`LENGTHS`) and ``expected`` (by bin of the expected length: rows, tokens that were
+        :data:`LENGTH_BINS`) and ``expected`` (by bin of the expected length: rows, tokens that were
         expected, and accepted ones).
     """
 
@@ -65,11 +65,11 @@ def between(before: Counters, after: Counters) -> dict[str, Any] | None:
         "row_share": {source: grew("rows", source) / rows for source in SOURCES},
         "acceptance_rate": rates,
         "accepted_lengths": {
-            source: [grew("accepted_lengths", source, length) for length in LENGTHS]
+            source: [grew("accepted_lengths", source, length) for length in LENGTH_BINS]
             for source in SOURCES[1:]
         },
         "expected": {
-            source: [[grew(name, source, length) for name in _EXPECTED] for length in LENGTHS]
+            source: [[grew(name, source, length) for name in _EXPECTED] for length in LENGTH_BINS]
             for source in SOURCES[1:]
         },
         "fallbacks": grew("fallbacks"),

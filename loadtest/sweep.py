@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hybridspec.loadtest.client import Client, RequestFailed
+from hybridspec.loadtest.rounds import pick, schedule
 from hybridspec.loadtest.server import ServerFailed
 from hybridspec.loadtest.workloads import Request
 
@@ -86,28 +87,15 @@ class Settings:
     timeout_s: float = 600.0
 
     def blocks(self, *, by_algorithm: bool = False) -> list[Block]:
-        """All blocks in order. Algorithms follow each other on the same prompts and rotate;
-        ``by_algorithm`` lets each do all of a round at once, where changing turns means starting a
-        server."""
-        found = []
-        for round_ in range(self.rounds):
-            cells = [(users, workload) for users in self.users for workload in self.workloads]
-            if by_algorithm:
-                order = [
-                    (name, cell) for name in _rotated(self.algorithms, round_) for cell in cells
-                ]
-            else:
-                order = [
-                    (name, cell)
-                    for index, cell in enumerate(cells)
-                    for name in _rotated(self.algorithms, round_ + index)
-                ]
-            found += [Block(round_, users, workload, name) for name, (users, workload) in order]
-        return found
-
-
-def _rotated(names: Sequence[str], by: int) -> list[str]:
-    return [names[(by + index) % len(names)] for index in range(len(names))]
+        """All blocks in order, see :func:`schedule`."""
+        cells = [(users, workload) for users in self.users for workload in self.workloads]
+        return [
+            Block(round_, users, workload, name)
+            for round_ in range(self.rounds)
+            for (users, workload), name in schedule(
+                cells, self.algorithms, round_, by_algorithm=by_algorithm
+            )
+        ]
 
 
 class Sweep:
@@ -166,7 +154,8 @@ class Sweep:
                     "block need as many, or repeats would flatter every cache"
                 )
         for block in self.waiting:
-            chosen = self._pick(block, prompts[block.workload])
+            size = max(self._settings.prompts, block.users)
+            chosen = pick(prompts[block.workload], block.round, size)
             began = time.time()
             try:
                 with contestants.turn(block.algorithm) as client:
@@ -177,10 +166,6 @@ class Sweep:
             with self._path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             done(block, outcome)
-
-    def _pick(self, block: Block, prompts: Sequence[Request]) -> list[Request]:
-        size = max(self._settings.prompts, block.users)
-        return [prompts[(block.round * size + at) % len(prompts)] for at in range(size)]
 
     def _measure(self, client: Client, block: Block, chosen: Sequence[Request]) -> dict[str, Any]:
         flushed = True

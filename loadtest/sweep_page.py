@@ -10,7 +10,8 @@ from typing import Any
 from plotly import graph_objects as go
 from plotly.subplots import make_subplots
 
-from hybridspec.loadtest.server_metrics import LENGTHS, SOURCES
+from hybridspec.adapters.base import LENGTH_BINS
+from hybridspec.loadtest.server_metrics import SOURCES
 
 Figures = Mapping[str, Any]
 
@@ -154,11 +155,11 @@ def _lengths(served: Sequence[Mapping[str, Any]]) -> go.Figure:
     for source in SOURCES[1:]:
         counts = [
             sum(each["server"]["accepted_lengths"][source][at] for each in served)
-            for at in range(len(LENGTHS))
+            for at in range(len(LENGTH_BINS))
         ]
         total = sum(counts)
         plot.add_bar(
-            x=list(LENGTHS),
+            x=list(LENGTH_BINS),
             y=[count / total if total else 0.0 for count in counts],
             name=f"{source} ({total:,.0f} drafts)",
             marker_color=_SOURCE_COLOURS[source],
@@ -178,7 +179,7 @@ def _expected(served: Sequence[Mapping[str, Any]]) -> go.Figure:
     most = 1.0
     for source in SOURCES[1:]:
         points = []
-        for at in range(len(LENGTHS)):
+        for at in range(len(LENGTH_BINS)):
             rows, expected, accepted = (
                 sum(each["server"]["expected"][source][at][part] for each in served)
                 for part in range(3)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
-from hybridspec.adapters.base import Source
+from hybridspec.adapters.base import LENGTH_BINS, Source
 from hybridspec.adapters.sglang.deferral import Extend
 
 _SOURCES = tuple(source.name.lower() for source in Source)
@@ -182,15 +182,14 @@ class HybridMetrics:
 
 
 class Binned:
-    """A counter by source and by the bin of a length: 0, 1, 2, 3, 4-7, 8-15, 16 and more."""
+    """A counter by source and by the bin of a length, one of :data:`LENGTH_BINS`."""
 
-    EDGES = np.array([1, 2, 3, 4, 8, 16])
-    LABELS = ("0", "1", "2", "3", "4-7", "8-15", "16+")
+    EDGES = np.array([1, 2, 3, 4, 8, 16])  # where each bin but the first begins
 
     def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
         counter = Counter(name, text, ["source", "length"], registry=registry)
         self._cells = [
-            counter.labels(source, label) for source in _SOURCES[1:] for label in self.LABELS
+            counter.labels(source, label) for source in _SOURCES[1:] for label in LENGTH_BINS
         ]
 
     def add(
@@ -200,7 +199,7 @@ class Binned:
         amount: NDArray[np.int32] | NDArray[np.float64] | None,
     ) -> None:
         """Count rows (``[rows]`` each, of a source other than none), or ``amount`` of each."""
-        at = (source.astype(np.intp) - 1) * len(self.LABELS)
+        at = (source.astype(np.intp) - 1) * len(LENGTH_BINS)
         at += np.searchsorted(self.EDGES, length, side="right")
         counted = np.bincount(at, amount)
         for cell in np.flatnonzero(counted).tolist():

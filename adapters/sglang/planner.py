@@ -197,7 +197,7 @@ class StepPlanner:
         observations = self._observe(rows, slots, drafts)
         view = self._view(rows, slots, observations)
         behind = self._deferral.behind
-        decision, extend = self._decide(view)
+        decision, extend = self._decide(view, behind)
         plan = replace(_carry_out(decision, observations), extend=extend)
         self.metrics.step(plan.width, plan.model_forward, plan.source, plan.length)
         self.metrics.draft_extend(extend)
@@ -215,18 +215,20 @@ class StepPlanner:
         self._steps += 1
         return plan
 
-    def _decide(self, view: StepView) -> tuple[Decision, Extend]:
+    def _decide(self, view: StepView, behind: bool) -> tuple[Decision, Extend]:
         """The policy's decision, and whether the draft head is kept up to date after it."""
-        behind = self._deferral.behind
         probes = self._times_steps and self._steps % PROBE_EVERY == PROBE_EVERY - 1
         policy = self._probing if probes else self._policy
-        decision = self._guarded("policy", lambda: policy.decide(view), _plain(view.rows))
+
+        def decide(view: StepView) -> Decision:
+            return self._guarded("policy", lambda: policy.decide(view), _plain(view.rows))
+
+        decision = decide(view)
         wanted = bool(decision.model_length)
         if wanted and behind:
             # The head lacks the newest tokens: it is brought up to date and drafts from the next
             # step on.
-            without = replace(view, model_survival=view.model_survival[:, :0])
-            decision = self._guarded("policy", lambda: policy.decide(without), _plain(view.rows))
+            decision = decide(replace(view, model_survival=view.model_survival[:, :0]))
         return decision, self._deferral.next(wanted, view.rows, decision.width)
 
     def settle(self, accepted: Sequence[int]) -> None:

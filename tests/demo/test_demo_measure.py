@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from hybridspec.demo.lineup import ALGORITHMS, Assets, identify, server_args
-from hybridspec.demo.measure import Block, block_size, pick, rotate, schedule
+from hybridspec.demo.measure import Block, block_size
 from hybridspec.demo.report import machine, summarise, table
 from hybridspec.demo.run import DemoError, _names, _startable
 from hybridspec.loadtest.client import Answer, Run
+from hybridspec.loadtest.rounds import pick, rotate, schedule
 
 
 def answer(ids: list[int], steps: int = 0, accepted: int = 0) -> Answer:
