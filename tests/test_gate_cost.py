@@ -20,6 +20,8 @@ def test_prior() -> None:
     assert cost.predict(2, 8, 1000, True) == pytest.approx(0.077)
     by_row = StepTimeModel(replace(PRIOR, row=0.002))
     assert by_row.predict(2, 8, 1000, False) == pytest.approx(0.071)
+    attentive = StepTimeModel(replace(PRIOR, attention=1e-6))
+    assert attentive.predict(2, 8, 1000, False) == pytest.approx(0.067 + 0.008)
 
 
 def test_profiles() -> None:
@@ -42,6 +44,26 @@ def test_cells_learn_and_the_rest_follows_the_whole() -> None:
     assert cost.predict(1, 32, 0, False) == pytest.approx(1.5 * wide, rel=0.1)
     unseen = cost.predict(4, 8, 0, True) / PRIOR.seconds(4, 8, 0, True)
     assert 1.5 <= unseen <= 2.0
+
+
+def test_cells_that_are_not_visited_follow_the_machine() -> None:
+    cost = StepTimeModel(PRIOR)
+    wide = 1.5 * PRIOR.seconds(4, 8, 0, False)
+    for _ in range(60):
+        cost.observe(4, 1, 0, False, PRIOR.seconds(4, 1, 0, False))
+        cost.observe(4, 8, 0, False, wide)
+    before = cost.predict(4, 8, 0, False)
+    assert before == pytest.approx(wide, rel=0.05)
+    for _ in range(20):  # all is slower now, but only narrow steps run
+        cost.observe(4, 1, 0, False, 1.4 * PRIOR.seconds(4, 1, 0, False))
+    assert 1.2 < cost.predict(4, 8, 0, False) / before < 1.4
+
+
+def test_half_of_what_a_first_measurement_deviates_is_believed() -> None:
+    cost = StepTimeModel(PRIOR)
+    cost.start(4, 8, 0, False, 1.44 * PRIOR.seconds(4, 8, 0, False))
+    assert cost.predict(4, 8, 0, False) == pytest.approx(1.2 * PRIOR.seconds(4, 8, 0, False))
+    assert cost.predict(4, 1, 0, False) == PRIOR.seconds(4, 1, 0, False)
 
 
 def test_outliers_do_not_count_but_drift_does() -> None:

@@ -33,6 +33,11 @@ class Reason:
 
 
 @dataclass
+class Sampling:
+    max_new_tokens: int | None = None
+
+
+@dataclass
 class Request:
     """What the planner reads of a request."""
 
@@ -43,6 +48,7 @@ class Request:
     cache_salt: str | None = None
     extra_key: str | None = None
     finished_len: int | None = None
+    sampling_params: Sampling = field(default_factory=Sampling)
 
     @property
     def output_ids_through_stop(self) -> Any:
@@ -96,6 +102,15 @@ def test_a_repeated_prompt_is_drafted_from_the_cache() -> None:
         == [*PHRASE, 5, 6, *PHRASE][6 : 6 + plan.length[0]]
     )
     assert plan.width > plan.length[0]
+
+
+@pytest.mark.parametrize(("left", "drafted"), [(8, 7), (2, 1), (1, 0), (0, 0)])
+def test_drafts_end_at_a_requests_token_limit(left: int, drafted: int) -> None:
+    limited = repeating(sampling_params=Sampling(6 + left))
+    assert Bench(policy="cache").step(limited).length.tolist() == [drafted]
+    plan = Bench(policy="goodput").step(limited)
+    assert plan.length[0] <= drafted
+    assert drafted or plan.width == 1
 
 
 def test_rows_without_a_draft_take_the_model_and_rows_with_one_the_cache() -> None:

@@ -121,9 +121,10 @@ HOOKS: tuple[Hook, ...] = (
         f"{_SRT}.managers.schedule_batch.Req",
         (
             *("rid", "origin_input_ids", "output_ids", "output_ids_through_stop"),
-            *("finished_reason", "cache_salt", "extra_key"),
+            *("finished_reason", "cache_salt", "extra_key", "sampling_params"),
         ),
     ),
+    Hook(f"{_SRT}.sampling.sampling_params.SamplingParams", ("max_new_tokens",)),
     Hook(f"{_SRT}.model_executor.forward_batch_info.CaptureHiddenMode", ("FULL",)),
     Hook(f"{_SRT}.arg_groups.overrides.resolving_view", ("server_args",)),
     Hook(f"{_SRT}.runtime_context.get_parallel"),

@@ -37,6 +37,18 @@ class HybridMetrics:
             for width in widths
             for ran in (False, True)
         }
+        self._seconds = _per_width(
+            "hybridspec_step_seconds",
+            "Wall time of decode steps, where it is true (a CPU), prefills' neighbours left out.",
+            widths,
+            registry,
+        )
+        self._expected_seconds = _per_width(
+            "hybridspec_expected_step_seconds",
+            "What the step-time model expected of the same steps.",
+            widths,
+            registry,
+        )
         self._mixed = Counter(
             "hybridspec_mixed_steps",
             "Decode steps whose rows took drafts from different sources.",
@@ -134,6 +146,11 @@ class HybridMetrics:
         if np.count_nonzero(rows) > 1:
             self._mixed.inc()
 
+    def step_time(self, width: int, seconds: float, expected: float) -> None:
+        """Count one step's wall time, and what was expected of it."""
+        self._seconds[width].inc(max(seconds, 0.0))
+        self._expected_seconds[width].inc(expected)
+
     def draft_extend(self, when: Extend) -> None:
         """Count what became of one step's draft-extend."""
         self._extends[when].inc()
@@ -209,3 +226,10 @@ class Binned:
 def _per_source(name: str, text: str, registry: CollectorRegistry) -> list[Counter]:
     counter = Counter(name, text, ["source"], registry=registry)
     return [counter.labels(source) for source in _SOURCES]
+
+
+def _per_width(
+    name: str, text: str, widths: tuple[int, ...], registry: CollectorRegistry
+) -> dict[int, Counter]:
+    counter = Counter(name, text, ["width"], registry=registry)
+    return {width: counter.labels(str(width)) for width in widths}

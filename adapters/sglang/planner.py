@@ -26,6 +26,7 @@ from hybridspec.adapters.sglang.predictor import Predictor
 from hybridspec.adapters.sglang.requests import Followed, FollowedRequests, prompt, scope
 from hybridspec.adapters.sglang.step_profile import starting_times
 from hybridspec.adapters.sglang.step_recorder import StepRecorder
+from hybridspec.adapters.sglang.step_times import RanStep, StepTimes
 from hybridspec.adapters.suffix import SuffixCache
 from hybridspec.gate.acceptance import ModelAcceptance
 from hybridspec.gate.base import Decision, StepView
@@ -44,8 +45,6 @@ FREE_MODEL_TOKENS = 1
 """Tokens of EAGLE3's chain that need no draft forward: draft-extend has predicted the first."""
 PROBE_EVERY = 64
 """Decode steps of which one is decided in hope (see :class:`hybridspec.gate.cost.Hopeful`)."""
-LONGEST_IDLE = 0.5
-"""Seconds. A gap between two steps longer than this is idling, not step overhead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +84,17 @@ class _Pending:
     catches_up: bool
     expected: NDArray[np.float64]
     accepted: NDArray[np.int32] | None = None
+
+    def as_ran(self) -> RanStep:
+        plan = self.plan
+        return RanStep(
+            rows=len(self.rows),
+            width=plan.width,
+            context_tokens=self.context_tokens,
+            model_forward=plan.model_forward,
+            extend=plan.extend,
+            catches_up=self.catches_up,
+        )
 
 
 class StepPlanner:
@@ -139,6 +149,7 @@ class StepPlanner:
         self._probing = make_policy(
             settings.policy, ladder=settings.widths, tau=settings.tau, cost=Hopeful(self._cost)
         )
+        self._model_positions = np.arange(model_steps, dtype=np.int32)
         self._deferral = Deferral(settings.draft_extend_after, uses_model=self._policy.uses_model)
         gate = self._predictor.gate
         if gate is not None:
@@ -146,6 +157,7 @@ class StepPlanner:
         self.metrics = HybridMetrics(
             settings.widths, settings.policy, gate.fingerprint if gate else 0, registry
         )
+        self._times = StepTimes(self._cost, self.metrics, rests=self._deferral.rests)
         self._swaps: GateSwaps | None = None
         if settings.gate is not None and settings.gate_poll_s > 0:
             self._swaps = GateSwaps(
@@ -168,8 +180,6 @@ class StepPlanner:
         self._pending: _Pending | None = None
         self._logged: set[str] = set()
         self._steps = 0
-        self._ended = 0.0
-        self._interrupted = False
 
     def plan(self, requests: Sequence[Any], foretold: NDArray[np.int64] | None = None) -> StepPlan:
         """Decide one step of a batch.
@@ -252,33 +262,16 @@ class StepPlanner:
     def ran(self, started: float, ended: float, extend: float) -> None:
         """Take in when the planned step ran, ``time.perf_counter()`` seconds, and how many of these
         its draft-extend took."""
-        # The scheduler's own work between steps is paid once a step, so it counts; a pause does
-        # not.
-        gap = started - self._ended
-        began = self._ended if 0.0 < gap < LONGEST_IDLE and self._ended else started
+        seconds = self._times.took(started, ended)
         pending = self._pending
         if self._profiler is not None:
-            self._profiler.ran(ended - began, extend)
-        elif self._times_steps and pending is not None and not self._interrupted:
-            self._learn_time(pending, ended - began, extend)
-        self._ended = ended
-        self._interrupted = False
-
-    def _learn_time(self, pending: _Pending, seconds: float, extend: float) -> None:
-        plan = pending.plan
-        alone: float | None = extend
-        if not self._deferral.rests:
-            alone = None
-        elif pending.catches_up or plan.extend is not Extend.NOW:
-            seconds, alone = seconds - extend, 0.0  # what is put off is no part of this step
-        shape = (len(pending.rows), plan.width, pending.context_tokens, plan.model_forward)
-        self._cost.observe(*shape, seconds, alone)
+            self._profiler.ran(seconds, extend)
+        elif self._times_steps and pending is not None:
+            self._times.learn(pending.as_ran(), seconds, extend)
 
     def interrupted(self) -> None:
-        """Something else ran (a prefill): the gap before the next step is not its overhead, and
-        that step is slower than others."""
-        self._ended = 0.0
-        self._interrupted = True
+        """Something else ran (a prefill)."""
+        self._times.interrupted()
 
     def finish(self, rid: str) -> None:
         """A request ended; its response stays in the shared tree unless it was aborted."""
@@ -378,11 +371,14 @@ class StepPlanner:
         self, rows: list[Followed], slots: NDArray[np.int64], observations: Observations
     ) -> StepView:
         survival = self._guarded("gate", lambda: self._predictor.survival(observations), None)
+        # What lies beyond a request's token limit would be verified for nothing.
+        room = np.array([row.room() for row in rows], np.int32)
         return StepView(
-            cache_length=observations.length,
+            cache_length=np.minimum(observations.length, room),
             cache_score=observations.score,
             survival=survival,
-            model_survival=self._acceptance.survival(slots),
+            model_survival=self._acceptance.survival(slots)
+            * (self._model_positions < room[:, None]),
             model_free=FREE_MODEL_TOKENS,
             context_tokens=int(
                 observations.prompt_length.sum() + observations.generated_length.sum()

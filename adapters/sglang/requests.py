@@ -19,19 +19,28 @@ STALE_AFTER = 2048
 """Decode steps after which an unseen request is dropped. A retracted request that waits longer only
 loses its trees' warmth, so the number needs no care."""
 
+_UNLIMITED = 1 << 30
+
 
 @dataclass(slots=True)
 class Followed:
     """One request: SGLang's object, its slot, and how much of its output we have taken in.
 
-    ``cached``: whether the suffix cache holds the request's context up to ``taken``.
+    ``most``: tokens it may produce at most. ``cached``: whether the suffix cache holds the
+    request's context up to ``taken``.
     """
 
     request: Any
     slot: int
     taken: int
     last_step: int
+    most: int
     cached: bool = False
+
+    def room(self) -> int:
+        """Draft tokens that a step may accept before the request reaches its token limit: one less
+        than it may still produce, for the bonus token."""
+        return max(self.most - self.taken - 1, 0)
 
     def new_tokens(self) -> NDArray[np.int32]:
         """Output tokens (int32 ``[n]``) since the last call; marks them taken."""
@@ -111,7 +120,14 @@ class FollowedRequests:
         if not self._free:
             self._free = list(range(self._capacity, 2 * self._capacity))[::-1]
             self._capacity *= 2
-        row = Followed(request, self._free.pop(), len(request.output_ids), self._step)
+        most = request.sampling_params.max_new_tokens
+        row = Followed(
+            request,
+            self._free.pop(),
+            len(request.output_ids),
+            self._step,
+            _UNLIMITED if most is None else most,
+        )
         self._by_rid[request.rid] = row
         return row
 

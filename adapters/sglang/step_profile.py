@@ -25,7 +25,7 @@ from hybridspec.adapters.base import Source
 from hybridspec.adapters.cache_folder import step_times_folder
 from hybridspec.adapters.sglang.config import HybridConfig
 from hybridspec.gate.base import Decision
-from hybridspec.gate.cost import StepTimeModel
+from hybridspec.gate.cost import SCHEMA, StepTimeModel
 from hybridspec.gate.errors import GateError
 from hybridspec.gate.profile import REPEATS, Shape, StepProfile
 
@@ -42,6 +42,11 @@ _MOST_WAITING = 0.6
 alone was seen at 0.3, one beside a busy process at 0.95. Beyond it, the times say
 more of the other processes than of the machine."""
 _PROMPT = list(range(1, 17))
+LONG_ROWS = 8
+"""Rows whose steps are timed with long contexts too, cut like ``ROWS``."""
+_LONG_PROMPT = 1024
+"""Tokens of these contexts, at most a quarter of what a request or the server may hold; all rows
+share their KV cache, so that one row's prefill is enough."""
 
 
 def schedule(server_args: Any, widths: Sequence[int], seconds: float) -> None:
@@ -64,20 +69,28 @@ def schedule(server_args: Any, widths: Sequence[int], seconds: float) -> None:
     async def measure(disaggregation_mode: str, tokenizer_manager: Any) -> None:
         # Rows with EAGLE3's draft may accept all of it, the others decode one token a step.
         tokens = (len(widths) + 1 + server_args.speculative_num_steps) * REPEATS + 1
+        share = seconds / (len(counts) + 1)
         for rows in counts:
-            await _send(tokenizer_manager, rows, tokens, seconds / len(counts))
+            await _send(tokenizer_manager, _PROMPT, rows, tokens, share)
+        limits = (server_args.context_length, server_args.max_total_tokens)
+        length = min(_LONG_PROMPT, *(limit // 4 for limit in limits if limit))
+        prompt = [1 + token % 256 for token in range(length)]
+        await _send(tokenizer_manager, prompt, 1, 1, share)
+        await _send(tokenizer_manager, prompt, _long_rows(counts), 2 * REPEATS + 1, share)
 
     warmup(WARMUP)(measure)
     others = (server_args.warmups or "").split(",")
     server_args.warmups = ",".join(name for name in [*others, WARMUP] if name)
 
 
-async def _send(tokenizer_manager: Any, rows: int, tokens: int, seconds: float) -> None:
+async def _send(
+    tokenizer_manager: Any, prompt: list[int], rows: int, tokens: int, seconds: float
+) -> None:
     from sglang.srt.managers.io_struct import GenerateReqInput
 
-    ids = [f"{RID_PREFIX}{rows}-{row}" for row in range(rows)]
+    ids = [f"{RID_PREFIX}{len(prompt)}-{rows}-{row}" for row in range(rows)]
     request = GenerateReqInput(
-        input_ids=[_PROMPT] * rows,
+        input_ids=[prompt] * rows,
         rid=ids,
         sampling_params=[{"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}] * rows,
     )
@@ -109,8 +122,10 @@ class StepProfiler:
     ) -> None:
         """Prepare to measure into ``cost`` and ``path``."""
         self._path, self._cost, self._model_steps = path, cost, model_steps
-        self._profile = StepProfile(_row_counts(most_rows), widths, model_steps)
+        counts = _row_counts(most_rows)
+        self._profile = StepProfile(counts, widths, model_steps, _long_rows(counts))
         self._running: Shape | None = None
+        self._context = 0
         self._spent = 0.0
         self._waited: float | None = None
 
@@ -122,8 +137,10 @@ class StepProfiler:
         if self._waited is None:
             self._waited = _waited_for_processor()
         rows = len(requests)
-        shape = self._running = self._profile.next(rows)
-        width, model = (shape[1], shape[2]) if shape is not None else (1, False)
+        prompts = [len(request.origin_input_ids) for request in requests]
+        self._context = sum(prompts) + sum(len(request.output_ids) for request in requests)
+        shape = self._running = self._profile.next(rows, long=prompts[0] > len(_PROMPT))
+        width, model = (shape.width, shape.model) if shape is not None else (1, False)
         source = Source.MODEL if model else Source.NONE
         return Decision(
             width,
@@ -134,7 +151,7 @@ class StepProfiler:
     def ran(self, seconds: float, extend: float) -> None:
         """Take in the time of the step that was decided last, and its draft-extend's alone."""
         if self._running is not None:
-            self._profile.observe(self._running, seconds, extend)
+            self._profile.observe(self._running, self._context, seconds, extend)
             self._spent += seconds
 
     def conclude(self) -> None:
@@ -147,12 +164,13 @@ class StepProfiler:
         waited = _waited_for_processor() - (self._waited or 0.0)
         alone = waited <= _MOST_WAITING * self._spent
         logger.info(
-            "hybridspec: step times measured in %.1f s (rows x width: ms; + with EAGLE3's draft): "
-            "%s. %s",
+            "hybridspec: step times measured in %.1f s (rows x width: ms; + with EAGLE3's draft, "
+            "~ with long contexts): %s. %s",
             self._spent,
             ", ".join(
-                f"{rows}x{width}{'+' if model else ''}: {seconds * 1e3:.0f}"
-                for (rows, width, model), seconds in sorted(self._profile.times.items())
+                f"{shape.rows}x{shape.width}{'+' * shape.model}{'~' * shape.long}: "
+                f"{seconds * 1e3:.0f}"
+                for shape, seconds in sorted(self._profile.times.items())
             ),
             f"Kept in {self._path}"
             if alone
@@ -209,9 +227,14 @@ def _row_counts(most: int | None) -> list[int]:
     return list(dict.fromkeys(min(rows, most or rows) for rows in ROWS))
 
 
+def _long_rows(counts: Sequence[int]) -> int:
+    return min(LONG_ROWS, counts[-1])
+
+
 def _identity(server_args: Any, widths: Sequence[int]) -> str:
     """What step times belong to, as a short hash."""
     facts = {
+        "schema": SCHEMA,
         "machine": [_processor(), len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS")],
         "target": _model(server_args.model_path),
         "head": _model(server_args.speculative_draft_model_path),
