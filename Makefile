@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-fast check venv
+.PHONY: demo test test-fast soak check venv
 
 demo: $(STAMP)
 	$(BIN)/hybridspec demo run --rounds $(ROUNDS) --streams $(STREAMS)
@@ -19,6 +19,9 @@ test: $(STAMP)
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest -m "not engine and not slow"
+
+soak: $(STAMP)
+	SOAK_MINUTES=30 MIX_MINUTES=5 $(BIN)/python -m pytest -s tests/test_engine_soak.py tests/test_engine_mixes.py
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -107,6 +107,16 @@ class StepTimeModel:
             raise GateError(f"unknown step-time profile {name!r}; valid are {', '.join(PROFILES)}")
         return cls(PROFILES[name])
 
+    @classmethod
+    def named(cls, profile: str) -> StepTimeModel:
+        """The model of a built-in profile's name, or of a file that :meth:`save` wrote.
+
+        Raises:
+            GateError: neither.
+        """
+        path = Path(profile)
+        return cls.load(path) if path.suffix else cls.from_profile(profile)
+
     def adopt(self, other: StepTimeModel) -> None:
         """Know what ``other`` knows, and forget the rest; those who hold this one go on with it."""
         self.__dict__.update(other.__dict__)

@@ -82,7 +82,7 @@ def run(
     Raises:
         GateError: unreadable traces, none that can be used, or an unknown profile.
     """
-    cost = _true_times(profile)
+    cost = StepTimeModel.named(profile)
     read = {path: usable_traces(path)[0] for path in sets}
     curves = _given(gate) if gate is not None else _cross_fitted(read, epochs, say)
     cells: list[dict[str, Any]] = []
@@ -104,16 +104,6 @@ def run(
     if not cells:
         raise GateError("simulation: no request knows EAGLE3's accepted lengths")
     return {"simulated": True, "profile": profile, "cells": cells}
-
-
-def _true_times(profile: str) -> StepTimeModel:
-    """Of a file, or of a built-in profile.
-
-    Raises:
-        GateError: neither.
-    """
-    path = Path(profile)
-    return StepTimeModel.load(path) if path.suffix else StepTimeModel.from_profile(profile)
 
 
 def _cell(

@@ -20,6 +20,10 @@ ENGINE_ORDER = (
     "test_engine_cpu",
     "test_engine_lossless",
     "test_engine_batching",
+    "test_engine_sampling",
+    "test_engine_tenancy",
+    "test_engine_answers",
+    "test_engine_mixes",
     "test_engine_loadtest",
     # Traces are replayed whole, so they come before gates are swapped on the same server.
     "test_engine_traces",

@@ -68,6 +68,12 @@ class EngineServers:
         server.resume()
         return server
 
+    def end(self, name: str, *extra: str) -> int | None:
+        """Ask a configuration's server to end, as an operator would; its exit status."""
+        server = self._servers.pop((name, *extra))
+        server.stop()
+        return server.exit_code
+
     def stop(self) -> None:
         """End all servers."""
         for server in self._servers.values():

@@ -82,7 +82,7 @@ def test_metrics_shown_are_the_ones_there_are() -> None:
     from hybridspec.adapters.sglang.metrics import HybridMetrics
 
     registry = CollectorRegistry()
-    HybridMetrics((1,), "goodput", 0, registry)
+    HybridMetrics((1,), "goodput", None, registry)
     there = {metric.name for metric in registry.collect()}
     shown = set(re.findall(r"`(hybridspec_\w+?)(?:_total)?[`{]", README))
     shown.add("hybridspec_suffix_cache_requests")  # written as `_requests` behind its twin

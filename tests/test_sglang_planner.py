@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from array import array
 from dataclasses import dataclass, field
@@ -12,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
-from torch import distributed
 
 from gate_folders import constant_model, gate_folder
 from hybridspec.adapters.base import Source
 from hybridspec.adapters.sglang import requests as followed
 from hybridspec.adapters.sglang.config import HybridConfig
-from hybridspec.adapters.sglang.gate_swaps import all_offer
-from hybridspec.adapters.sglang.planner import StepPlan, StepPlanner
+from hybridspec.adapters.sglang.planner import StepPlanner
+from hybridspec.adapters.sglang.step_plan import StepPlan
 
 PHRASE = list(range(100, 120))
 
@@ -49,6 +47,7 @@ class Request:
     extra_key: str | None = None
     finished_len: int | None = None
     sampling_params: Sampling = field(default_factory=Sampling)
+    customized_info: dict[str, Any] | None = None
 
     @property
     def output_ids_through_stop(self) -> Any:
@@ -156,6 +155,30 @@ def test_other_scopes_are_never_offered_a_response(other: dict[str, str]) -> Non
     assert plan.source[0] == Source.NONE
 
 
+@pytest.mark.parametrize("kind", ["request", "global"])
+def test_scopes_can_be_narrower_and_wider(kind: str) -> None:
+    bench = Bench(policy="cache", suffix_scope=kind)
+    bench.step(Request("a", [1, 2], array("q", PHRASE), cache_salt="one"))
+    bench.planner.finish("a")
+    other = Request("b", [3, 4], array("q", PHRASE[:8]), cache_salt="two")
+    assert (bench.step(other).source[0] == Source.CACHE) == (kind == "global")
+    bench.planner.finish("b")
+    assert (bench.planner._cache.stats.bytes > 0) == (kind == "global")
+
+
+def test_a_finished_request_carries_its_numbers() -> None:
+    bench = Bench(policy="cache")
+    request = repeating()
+    plan = bench.step(request, truth={"a": PHRASE[6:10]})
+    bench.planner.finish("a")
+    cache = {"steps": 1, "proposed": int(plan.length[0]), "accepted": 3}
+    assert request.customized_info is not None
+    (report,) = request.customized_info["hybridspec"]
+    assert report["cache"] == cache
+    assert report["model"] == {"steps": 0, "proposed": 0, "accepted": 0}
+    assert report["none"] == {"steps": 0}
+
+
 def test_a_reused_id_is_a_new_request() -> None:
     bench = Bench(policy="cache")
     bench.step(repeating())
@@ -179,6 +202,15 @@ def test_flush_forgets_responses() -> None:
     bench.planner.finish("a")
     bench.planner.flush()
     assert bench.step(Request("b", [3, 4], array("q", PHRASE[:8]))).source[0] == Source.NONE
+
+
+def test_an_idle_server_that_forgets_holds_nothing() -> None:
+    bench = Bench(policy="cache")
+    bench.step(Request("waits", [1, 2], array("q", PHRASE)))  # aborted later, while it waits
+    assert bench.count("suffix_cache_requests") == 1
+    bench.planner.clear()
+    assert bench.count("suffix_cache_requests") == bench.count("suffix_cache_bytes") == 0
+    assert len(bench.planner._requests) == 0
 
 
 def test_more_requests_than_slots(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,35 +265,6 @@ def test_a_gate_is_replaced_between_two_steps(tmp_path: Path) -> None:
     while not bench.count("gate_refusals_total") and time.monotonic() < deadline:
         assert bench.step(request).source.tolist() == [Source.MODEL]
     assert bench.count("gate_refusals_total") == 1
-
-
-def _ask(rank: int, fingerprints: tuple[int, int], folder: Path, answers: Any) -> None:
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
-    )
-    assert distributed.group.WORLD is not None
-    answers[rank] = all_offer(fingerprints[rank], distributed.group.WORLD)
-    distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fingerprints", "agreed"), [((5, 5), True), ((5, 7), False), ((0, 5), False), ((0, 0), False)]
-)
-def test_ranks_take_a_gate_only_together(
-    tmp_path: Path, fingerprints: tuple[int, int], agreed: bool
-) -> None:
-    context = multiprocessing.get_context("fork")
-    answers = context.Array("i", [-1, -1])
-    ranks = [
-        context.Process(target=_ask, args=(rank, fingerprints, tmp_path, answers))
-        for rank in range(2)
-    ]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join(60)
-    assert [answers[0], answers[1]] == [agreed, agreed]
 
 
 def test_what_lies_beyond_a_stop_is_not_shared() -> None:

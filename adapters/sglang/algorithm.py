@@ -15,9 +15,6 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from hybridspec.adapters.sglang import config, cpu, step_profile, validate
 
 NAME = "HYBRID"
-DEFAULT_STEPS = 3
-"""EAGLE3 draft steps when ``--speculative-num-steps`` is not given: of one to six the best for the
-demo's head on code edits and chat together (``hybridspec demo eval-head``, two CPU cores)."""
 MAX_RUNNING_REQUESTS = 48
 """SGLang's own default for EAGLE3 (``arg_groups/speculative_hook.py``, 0.5.23)."""
 
@@ -41,7 +38,8 @@ class HybridAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
 
     def handle_server_args(self, server_args: Any) -> None:
         """Resolve what SGLang resolves for EAGLE3; attribute writes become resolutions."""
-        steps = server_args.speculative_num_steps or DEFAULT_STEPS
+        validate.server_args(server_args)
+        steps = server_args.speculative_num_steps or validate.DEFAULT_STEPS
         server_args.speculative_num_steps = steps
         server_args.speculative_eagle_topk = 1
         server_args.speculative_num_draft_tokens = steps + 1
@@ -56,9 +54,8 @@ class HybridAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
             )
         if server_args.max_running_requests is None:
             server_args.max_running_requests = MAX_RUNNING_REQUESTS
-        validate.server_args(server_args)
         settings = config.current()
-        if cpu.needed() and server_args.tp_size == 1 and settings.profile is None:
+        if cpu.needed() and settings.profile is None:
             step_profile.schedule(server_args, settings.widths, settings.profile_s)
 
     def resolve_max_speculative_num_draft_tokens(self, server_args: Any) -> int:
@@ -71,6 +68,8 @@ class HybridAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
 
 def worker_class(server_args: Any) -> type:
     """Worker factory: imported late, because it pulls in SGLang's whole engine."""
+    from hybridspec.adapters.sglang import worker_hooks
     from hybridspec.adapters.sglang.worker import HybridWorker
 
+    worker_hooks.install()
     return HybridWorker

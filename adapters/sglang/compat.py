@@ -50,6 +50,7 @@ def _offers(found: object, name: str) -> bool:
 
 _SRT = "sglang.srt"
 _SPEC = f"{_SRT}.speculative"
+_COMPONENTS = f"{_SRT}.managers.scheduler_components"
 
 HOOKS: tuple[Hook, ...] = (
     # Extension points that SGLang documents.
@@ -67,6 +68,10 @@ HOOKS: tuple[Hook, ...] = (
     Hook(
         f"{_SRT}.managers.tokenizer_manager.TokenizerManager",
         ("generate_request", "abort_request"),
+    ),
+    Hook(
+        f"{_SRT}.managers.tokenizer_manager.TokenizerManager._validate_one_request",
+        ("obj", "input_ids"),
     ),
     # What the scheduler asks of an algorithm; the enum's own functions are borrowed.
     Hook(
@@ -122,7 +127,22 @@ HOOKS: tuple[Hook, ...] = (
         (
             *("rid", "origin_input_ids", "output_ids", "output_ids_through_stop"),
             *("finished_reason", "cache_salt", "extra_key", "sampling_params"),
+            "customized_info",
         ),
+    ),
+    Hook(
+        f"{_SRT}.sampling.sampling_batch_info.SamplingBatchInfo",
+        ("min_ps", "need_min_p_sampling"),
+    ),
+    Hook(f"{_SPEC}.eagle_utils.tree_speculative_sampling_target_only", ("target_probs",)),
+    Hook(
+        f"{_COMPONENTS}.output_streamer.SchedulerOutputStreamer"
+        ".is_request_level_customized_info_key",
+        ("key",),
+    ),
+    Hook(
+        f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager",
+        ("draft_worker", "record_weight_version_after_update"),
     ),
     Hook(f"{_SRT}.sampling.sampling_params.SamplingParams", ("max_new_tokens",)),
     Hook(f"{_SRT}.model_executor.forward_batch_info.CaptureHiddenMode", ("FULL",)),
@@ -143,6 +163,7 @@ HOOKS: tuple[Hook, ...] = (
         ("create_decode_backend", "create_draft_extend_backend"),
     ),
     Hook(f"{_SPEC}.eagle_utils._verify_uses_greedy", ("is_all_greedy",)),
+    Hook(f"{_SRT}.distributed.parallel_state.GroupCoordinator", ("use_pynccl", "cpu_group")),
     Hook(
         f"{_SPEC}.eagle_utils",
         ("tree_speculative_sampling_target_only", "top_k_renorm_prob", "top_p_renorm_prob"),

@@ -25,6 +25,7 @@ ENV = "HYBRIDSPEC_CONFIG"
 
 GATE_DEVICES = session.DEVICES
 POLICIES = tuple(reversed(policy.POLICIES))
+SCOPES = ("salt", "request", "global")
 
 
 class ConfigError(ValueError):
@@ -46,6 +47,8 @@ class HybridConfig:
         suffix_budget_mb: memory that the suffix trees may use, MiB.
         suffix_factor: draft length per matched token (arctic-inference's ``max_spec_factor``).
         suffix_min_prob: least path probability of a drafted token.
+        suffix_scope: whose responses a request may be offered, one of :data:`SCOPES`: those of the
+            same cache salt and LoRA adapter, none but its own, or everyone's.
         profile: step-time profile, a name or a JSON file; None starts from times measured on this
             machine, where steps can be timed, else from the device's default.
         profile_s: most seconds that a server's first start may spend on measuring step times.
@@ -71,6 +74,7 @@ class HybridConfig:
     suffix_budget_mb: int = 256
     suffix_factor: float = 4.0
     suffix_min_prob: float = 0.1
+    suffix_scope: str = "salt"
     profile: str | None = None
     profile_s: float = 10.0
     draft_extend_after: int = 32
@@ -90,6 +94,10 @@ class HybridConfig:
         if self.gate_device not in GATE_DEVICES:
             raise ConfigError(
                 f"unknown gate_device {self.gate_device!r}; choose one of {', '.join(GATE_DEVICES)}"
+            )
+        if self.suffix_scope not in SCOPES:
+            raise ConfigError(
+                f"unknown suffix_scope {self.suffix_scope!r}; choose one of {', '.join(SCOPES)}"
             )
         try:
             policy.check_ladder(self.widths)
@@ -129,6 +137,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "suffix_budget_mb": (int,),
     "suffix_factor": (int, float),
     "suffix_min_prob": (int, float),
+    "suffix_scope": (str,),
     "profile": (str, type(None)),
     "profile_s": (int, float),
     "draft_extend_after": (int,),

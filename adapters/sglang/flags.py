@@ -27,7 +27,7 @@ def add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
         "--hybrid-gate-device",
         type=str,
         default=None,
-        choices=config.GATE_DEVICES,
+        metavar=f"{{{','.join(config.GATE_DEVICES)}}}",
         help="Where the gate runs. auto (default): CPU or GPU, whichever is measured to be faster "
         "at start.",
     )
@@ -35,7 +35,7 @@ def add_cli_args(result: None, parser: argparse.ArgumentParser) -> None:
         "--hybrid-policy",
         type=str,
         default=None,
-        choices=config.POLICIES,
+        metavar=f"{{{','.join(config.POLICIES)}}}",
         help="How drafts are chosen. goodput (default): most expected tokens per second; "
         "threshold: cache draft if its predicted accepted length exceeds tau, else EAGLE3; "
         "score: by the suffix tree's own score; cache, model, none: one source only.",

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from hybridspec.adapters.base import LENGTH_BINS, Source
 from hybridspec.adapters.sglang.deferral import Extend
+from hybridspec.gate.store import Gate
 
 _SOURCES = tuple(source.name.lower() for source in Source)
+_PROVIDERS = ("CPUExecutionProvider", "CUDAExecutionProvider")
+_GATE_SECONDS = (25e-6, 50e-6, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 1e-2)
 
 
 class HybridMetrics:
@@ -23,9 +26,10 @@ class HybridMetrics:
         self,
         widths: tuple[int, ...],
         policy: str,
-        gate: int,
+        gate: Gate | None,
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
+        """``gate``: the one in use at start, if any."""
         steps = Counter(
             "hybridspec_steps",
             "Decode steps by verify width and by whether EAGLE3's forward ran.",
@@ -88,6 +92,17 @@ class HybridMetrics:
         self._came_true = Binned(
             "hybridspec_expected_accepted_tokens", "Accepted tokens of these rows.", registry
         )
+        alarms = Counter(
+            "hybridspec_acceptance_alarms",
+            "Jumps of a source's acceptance rate to about nothing (low) or all (high).",
+            ["source", "level"],
+            registry=registry,
+        )
+        self._alarms = {
+            (source, level): alarms.labels(_SOURCES[source], level)
+            for source in (Source.CACHE, Source.MODEL)
+            for level in ("low", "high")
+        }
         self._fallbacks = Counter(
             "hybridspec_fallbacks",
             "Steps or requests that went on without a part.",
@@ -98,6 +113,20 @@ class HybridMetrics:
             "hybridspec_gate_fingerprint",
             "First 48 bits of the sha256 of the gate in use, as a number; 0 without a gate.",
             multiprocess_mode="liveall",
+            registry=registry,
+        )
+        running = Gauge(
+            "hybridspec_gate_provider",
+            "1 for the onnxruntime provider that runs the gate.",
+            ["provider"],
+            multiprocess_mode="liveall",
+            registry=registry,
+        )
+        self._providers = {name: running.labels(name) for name in _PROVIDERS}
+        self._gate_seconds = Histogram(
+            "hybridspec_gate_seconds",
+            "Time of the gate in one decode step: features and session.",
+            buckets=_GATE_SECONDS,
             registry=registry,
         )
         self._swaps = Counter(
@@ -130,7 +159,8 @@ class HybridMetrics:
             multiprocess_mode="liveall",
             registry=registry,
         ).labels(policy).set(1)
-        self._gate.set(gate)
+        if gate is not None:
+            self._show_gate(gate)
 
     def step(
         self, width: int, model_forward: bool, source: NDArray[np.int8], length: NDArray[np.int32]
@@ -175,14 +205,27 @@ class HybridMetrics:
         self._expected.add(source, expected, expected)
         self._came_true.add(source, expected, accepted)
 
+    def acceptance_alarm(self, source: Source, level: str) -> None:
+        """Count a jump of a source's acceptance rate, ``low`` or ``high``."""
+        self._alarms[source, level].inc()
+
     def fallback(self, part: str) -> None:
         """Count a step or request that went on without ``part``."""
         self._fallbacks.labels(part).inc()
 
-    def gate_swapped(self, fingerprint: int) -> None:
+    def gate_swapped(self, gate: Gate) -> None:
         """Count a gate that was taken while serving, and show it."""
         self._swaps.inc()
-        self._gate.set(fingerprint)
+        self._show_gate(gate)
+
+    def gate_ran(self, seconds: float) -> None:
+        """Count one step's time of the gate."""
+        self._gate_seconds.observe(seconds)
+
+    def _show_gate(self, gate: Gate) -> None:
+        self._gate.set(gate.fingerprint)
+        for name, series in self._providers.items():
+            series.set(float(name == gate.provider))
 
     def gate_refused(self) -> None:
         """Count a gate that was refused while serving; safe from any thread."""

@@ -7,6 +7,7 @@ counted, and logged once: a running request never fails because our part failed.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,15 +16,17 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import REGISTRY, CollectorRegistry
-from torch.distributed import ProcessGroup
 
 from hybridspec.adapters.base import EMPTY_DRAFT, Draft, Source
+from hybridspec.adapters.sglang.acceptance_watch import AcceptanceWatch
 from hybridspec.adapters.sglang.config import HybridConfig
 from hybridspec.adapters.sglang.deferral import Deferral, Extend
 from hybridspec.adapters.sglang.gate_swaps import GateSwaps
 from hybridspec.adapters.sglang.metrics import HybridMetrics
 from hybridspec.adapters.sglang.predictor import Predictor
+from hybridspec.adapters.sglang.request_report import RequestReport, attach
 from hybridspec.adapters.sglang.requests import Followed, FollowedRequests, prompt, scope
+from hybridspec.adapters.sglang.step_plan import StepPlan
 from hybridspec.adapters.sglang.step_profile import starting_times
 from hybridspec.adapters.sglang.step_recorder import StepRecorder
 from hybridspec.adapters.sglang.step_times import RanStep, StepTimes
@@ -45,29 +48,6 @@ FREE_MODEL_TOKENS = 1
 """Tokens of EAGLE3's chain that need no draft forward: draft-extend has predicted the first."""
 PROBE_EVERY = 64
 """Decode steps of which one is decided in hope (see :class:`hybridspec.gate.cost.Hopeful`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """What the worker carries out in one step.
-
-    Attributes:
-        width: tokens verified per row, the root (bonus) token included.
-        source: int8 ``[rows]``, values of :class:`Source`.
-        length: int32 ``[rows]``, draft tokens proposed, at most ``width - 1``.
-        tokens: int32 ``[rows, width - 1]``, cache drafts; zero elsewhere.
-        model_length: longest EAGLE3 draft that any row takes; 0 if none does.
-        model_forward: whether EAGLE3's draft forward must run.
-        extend: what becomes of this step's draft-extend.
-    """
-
-    width: int
-    source: NDArray[np.int8]
-    length: NDArray[np.int32]
-    tokens: NDArray[np.int32]
-    model_length: int
-    model_forward: bool
-    extend: Extend = Extend.NOW
 
 
 @dataclass(slots=True)
@@ -107,10 +87,8 @@ class StepPlanner:
         model_steps: int,
         device: str,
         times_steps: bool,
-        ranks: ProcessGroup | None = None,
         most_rows: int | None = None,
         model: str = "",
-        records: bool = True,
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         """Set up all parts.
@@ -121,14 +99,13 @@ class StepPlanner:
             device: ``cpu`` or a CUDA device; picks the step-time profile to start from.
             times_steps: whether wall times of steps are true and may change decisions.
             model: name of the target, for traces.
-            records: whether this rank writes traces, where a folder for them is given.
             most_rows: most requests that run at once, if known.
-            ranks: the tensor-parallel ranks' group on the host; None for a single rank.
             registry: where the counters are kept.
         """
         self._model_steps = model_steps
         self._times_steps = times_steps
         self._fault_every = settings.fault_every
+        self._scope = settings.suffix_scope
         self._cache = SuffixCache(
             max_depth=settings.suffix_depth,
             budget_bytes=settings.suffix_budget_mb << 20,
@@ -140,6 +117,8 @@ class StepPlanner:
         self._predictor = Predictor(settings.gate, widest, SLOTS, settings.gate_device)
         self._depth = max(widest, self._predictor.depth)
         self._acceptance = ModelAcceptance(SLOTS, model_steps)
+        self._report = RequestReport(SLOTS)
+        self._watch = AcceptanceWatch()
         self._cost, self._profiler = starting_times(
             settings, device, model_steps=model_steps, most_rows=most_rows, timed=times_steps
         )
@@ -154,9 +133,7 @@ class StepPlanner:
         gate = self._predictor.gate
         if gate is not None:
             logger.info("hybridspec: gate %s runs on %s", gate.manifest.sha256[:12], gate.provider)
-        self.metrics = HybridMetrics(
-            settings.widths, settings.policy, gate.fingerprint if gate else 0, registry
-        )
+        self.metrics = HybridMetrics(settings.widths, settings.policy, gate, registry)
         self._times = StepTimes(self._cost, self.metrics, rests=self._deferral.rests)
         self._swaps: GateSwaps | None = None
         if settings.gate is not None and settings.gate_poll_s > 0:
@@ -165,10 +142,9 @@ class StepPlanner:
                 self._predictor,
                 self.metrics,
                 poll_s=settings.gate_poll_s,
-                ranks=ranks,
             )
         self._recorder: StepRecorder | None = None
-        if settings.trace_dir is not None and records:
+        if settings.trace_dir is not None:
             self._recorder = StepRecorder(
                 settings,
                 settings.trace_dir,
@@ -199,7 +175,7 @@ class StepPlanner:
         rows, new = self._requests.rows(requests)
         slots = np.array([row.slot for row in rows], np.int64)
         if self._swaps is not None:
-            self._swaps.between_steps(self._steps)
+            self._swaps.between_steps()
         self._grow(len(rows))
         self._settle_tokens(rows)
         self._reset(slots[np.array(new)])
@@ -249,6 +225,9 @@ class StepPlanner:
         pending.accepted = np.array(accepted, np.int32)
         plan = pending.plan
         self.metrics.outcome(plan.source, pending.accepted, pending.expected)
+        self._report.add(pending.slots, plan.source, plan.length, pending.accepted)
+        for source, level in self._watch.add(plan.source, plan.length, pending.accepted):
+            self._alarm(source, level)
         model = plan.source == Source.MODEL
         self._acceptance.observe(pending.slots[model], plan.length[model], pending.accepted[model])
         if (recorder := self._recorder) is not None:
@@ -258,6 +237,15 @@ class StepPlanner:
                 lambda: recorder.step(pending.number, pending.rows, known, plan, done),
                 None,
             )
+
+    def _alarm(self, source: Source, level: str) -> None:
+        self.metrics.acceptance_alarm(source, level)
+        name = source.name.lower()
+        logger.warning(
+            "hybridspec: the acceptance rate of %s drafts jumped to about %s; counted in "
+            "hybridspec_acceptance_alarms_total",
+            *(name, "nothing" if level == "low" else "all"),
+        )
 
     def ran(self, started: float, ended: float, extend: float) -> None:
         """Take in when the planned step ran, ``time.perf_counter()`` seconds, and how many of these
@@ -279,6 +267,8 @@ class StepPlanner:
         if row is None:
             return
         self._guarded("suffix_cache", lambda: self._close(rid, row), None)
+        self._show_cache()
+        attach(row.request, self._report.of(row.slot))
         if (recorder := self._recorder) is not None:
             self._guarded("traces", lambda: recorder.finish(rid, row), None)
 
@@ -295,11 +285,22 @@ class StepPlanner:
             self._recorder.drop(rid)
 
     def flush(self) -> None:
-        """Forget every cached continuation (flushed cache, changed weights)."""
+        """Forget every cached continuation (changed weights); running requests go on."""
         self._guarded("suffix_cache", self._cache.flush, None)
+        self._show_cache()
+
+    def clear(self) -> None:
+        """No request runs or waits, and all is forgotten; requests too that were aborted while they
+        waited to be resumed, of which SGLang tells nobody."""
+        self._requests.clear()
+        self.flush()
+
+    def _show_cache(self) -> None:
+        stats = self._cache.stats
+        self.metrics.suffix_cache(stats.active_requests, stats.bytes)
 
     def _close(self, rid: str, row: Followed) -> None:
-        if row.aborted():
+        if row.aborted() or self._scope == "request":
             self._cache.discard(rid)
             return
         self._cache.extend(rid, row.last_tokens())
@@ -348,7 +349,7 @@ class StepPlanner:
                 row.cached = False  # stays so if the cache raises: then it starts over
                 self._cache.extend(request.rid, tokens)
             else:
-                self._cache.start(request.rid, prompt(request), scope(request))
+                self._cache.start(request.rid, prompt(request), scope(request, self._scope))
                 self._cache.extend(request.rid, row.output())
             row.cached = True
 
@@ -370,7 +371,10 @@ class StepPlanner:
     def _view(
         self, rows: list[Followed], slots: NDArray[np.int64], observations: Observations
     ) -> StepView:
+        started = time.perf_counter()
         survival = self._guarded("gate", lambda: self._predictor.survival(observations), None)
+        if self._predictor.gate is not None:
+            self.metrics.gate_ran(time.perf_counter() - started)
         # What lies beyond a request's token limit would be verified for nothing.
         room = np.array([row.room() for row in rows], np.int32)
         return StepView(
@@ -389,15 +393,14 @@ class StepPlanner:
         if rows > len(self._buffer.length):
             self._buffer = Observations.allocate(2 * rows, self._depth)
         if self._requests.capacity > self._predictor.capacity:
-            self._predictor.grow(self._requests.capacity)
-            self._acceptance.grow(self._requests.capacity)
+            for part in (self._predictor, self._acceptance, self._report):
+                part.grow(self._requests.capacity)
 
     def _reset(self, slots: NDArray[np.int64]) -> None:
         if len(slots):
-            self._predictor.reset(slots)
-            self._acceptance.reset(slots)
-            stats = self._cache.stats
-            self.metrics.suffix_cache(stats.active_requests, stats.bytes)
+            for part in (self._predictor, self._acceptance, self._report):
+                part.reset(slots)
+            self._show_cache()
 
     def _guarded(self, part: str, call: Callable[[], T], instead: T) -> T:
         """Run ``call``; if it raises, count it, log the first of its kind, and use ``instead``."""

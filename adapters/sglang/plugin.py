@@ -40,11 +40,16 @@ def _register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from hybridspec.adapters.sglang import algorithm, flags
+    from hybridspec.adapters.sglang import algorithm, empty_prompts, flags
 
     record = "sglang.srt.server_args.ServerArgs"
     HookRegistry.register(f"{record}.add_cli_args", flags.add_cli_args, HookType.AFTER)
     HookRegistry.register(f"{record}.from_cli_args", flags.from_cli_args, HookType.AROUND)
+    HookRegistry.register(
+        "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
+        empty_prompts.refuse,
+        HookType.AROUND,
+    )
     SpeculativeAlgorithm.register(
         algorithm.NAME, supports_overlap=False, spec_class=algorithm.HybridAlgorithm
     )(algorithm.worker_class)

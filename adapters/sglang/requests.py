@@ -114,6 +114,12 @@ class FollowedRequests:
             self._free.append(row.slot)
         return row
 
+    def clear(self) -> None:
+        """Drop all requests."""
+        for rid in list(self._by_rid):
+            self.pop(rid)
+            self._on_drop(rid)
+
     def _follow(self, request: Any, replaced: Followed | None) -> Followed:
         if replaced is not None:
             self.pop(request.rid)
@@ -144,7 +150,15 @@ def prompt(request: Any) -> NDArray[np.int32]:
     return np.array(request.origin_input_ids, dtype=np.int32)
 
 
-def scope(request: Any) -> Hashable:
-    """What must be equal for two requests to share responses: cache salt and extra key, which holds
-    the LoRA adapter (``managers/schedule_batch.py``, SGLang 0.5.23)."""
-    return (request.cache_salt, request.extra_key)
+def scope(request: Any, kind: str) -> Hashable:
+    """What must be equal for two requests to share responses.
+
+    Args:
+        request: SGLang's.
+        kind: ``salt``: cache salt and extra key, which holds the LoRA adapter
+            (``managers/schedule_batch.py``, SGLang 0.5.23); ``request``: they never share;
+            ``global``: they always do.
+    """
+    if kind == "global":
+        return None
+    return request.rid if kind == "request" else (request.cache_salt, request.extra_key)

@@ -203,9 +203,7 @@ def starting_times(
         timed: whether wall times of steps are true.
     """
     if settings.profile is not None:
-        path = Path(settings.profile)
-        given = StepTimeModel.load(path) if path.suffix else None
-        return given or StepTimeModel.from_profile(settings.profile), None
+        return StepTimeModel.named(settings.profile), None
     default = StepTimeModel.from_profile("cpu" if device == "cpu" else "h100")
     kept = os.environ.get(ENV)
     if not timed or kept is None:

@@ -52,6 +52,7 @@ class StepRecorder:
             model: name of the target.
             lost: told how many traces could not be kept.
         """
+        self._scope = settings.suffix_scope
         self._features: FeatureSet | None = None
         if settings.trace_features:
             self._features = features or FeatureSet(PLAIN_FEATURES)
@@ -91,8 +92,8 @@ class StepRecorder:
 
     def finish(self, rid: str, row: Followed) -> None:
         """A request ended."""
-        shared_by = scope(row.request)
-        named = None if shared_by == (None, None) else str(shared_by)
+        shared_by = scope(row.request, self._scope)
+        named = None if shared_by in (None, (None, None)) else str(shared_by)
         self._traces.finish(rid, prompt(row.request), row.whole_output(), named, row.ended_by())
 
     def drop(self, rid: str) -> None:

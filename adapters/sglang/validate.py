@@ -14,6 +14,7 @@ from typing import Any
 from hybridspec.adapters import eagle3_head
 from hybridspec.adapters.sglang import compat, config
 from hybridspec.gate import store
+from hybridspec.gate.cost import StepTimeModel
 from hybridspec.gate.errors import GateError
 
 logger = logging.getLogger(__name__)
@@ -28,11 +29,17 @@ _REFUSED_FLAGS: dict[str, str] = {
     "enable_multi_layer_eagle": "HYBRID drives a single-layer EAGLE3 head",
     "enable_dp_attention": "not supported by HYBRID yet",
     "enable_two_batch_overlap": "not supported by HYBRID yet",
+    "is_embedding": "embeddings are not decoded",
 }
 
 
+DEFAULT_STEPS = 3
+"""EAGLE3 draft steps when ``--speculative-num-steps`` is not given: of one to six the best for the
+demo's head on code edits and chat together (``hybridspec demo eval-head``, two CPU cores)."""
+
+
 def server_args(args: Any) -> None:
-    """Check that a HYBRID server can start with these resolved SGLang arguments; log warnings.
+    """Check that a HYBRID server can start with these SGLang arguments; log warnings.
 
     Raises:
         SystemExit: the first problem, as one line that says what to do.
@@ -53,6 +60,7 @@ def _problems(args: Any) -> Iterator[str]:
         yield problem
     yield from compat.hook_problems()
     yield from _flag_problems(args)
+    yield from _draft_problems(settings, args)
     yield from head_problems(args.speculative_draft_model_path, args.model_path)
     if settings.gate is not None:
         try:
@@ -62,6 +70,11 @@ def _problems(args: Any) -> Iterator[str]:
             store.load_gate(Path(settings.gate), provider=device)
         except GateError as error:
             yield str(error)
+    if settings.profile is not None:
+        try:
+            StepTimeModel.named(settings.profile)
+        except GateError as error:
+            yield str(error)
     if settings.trace_dir is not None:
         try:
             Path(settings.trace_dir).mkdir(parents=True, exist_ok=True)
@@ -69,6 +82,32 @@ def _problems(args: Any) -> Iterator[str]:
                 pass
         except OSError as error:
             yield f"--hybrid-trace-dir {settings.trace_dir} cannot be written: {error.strerror}"
+
+
+def _draft_problems(settings: config.HybridConfig, args: Any) -> Iterator[str]:
+    """Flags of SGLang's own that say how drafts are made and judged; ``args`` as the user gave
+    them."""
+    topk, steps = args.speculative_eagle_topk, args.speculative_num_steps
+    if topk not in (None, 1):
+        yield f"--speculative-eagle-topk {topk}: HYBRID verifies chains; set it to 1 or drop it"
+    most = settings.widths[-1] - 1
+    if steps is not None and not 1 <= steps <= most:
+        yield (
+            f"--speculative-num-steps {steps} must be from 1 to {most}, one less than the widest "
+            "of HYBRID's widths"
+        )
+    tokens = args.speculative_num_draft_tokens
+    if tokens is not None and tokens != (steps or DEFAULT_STEPS) + 1:
+        yield (
+            f"--speculative-num-draft-tokens {tokens}: HYBRID chooses the width of every step; "
+            "drop it, or set 'widths' in --hybrid-config"
+        )
+    for name in ("single", "acc"):
+        if (getattr(args, f"speculative_accept_threshold_{name}", None) or 1.0) < 1.0:
+            yield (
+                f"--speculative-accept-threshold-{name} below 1 changes what is said; HYBRID keeps "
+                "the target's distribution"
+            )
 
 
 def _flag_problems(args: Any) -> Iterator[str]:

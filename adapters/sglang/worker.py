@@ -25,10 +25,12 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_utils import draft_tp_context, spec_stage_span
 
 from hybridspec.adapters.base import Source
-from hybridspec.adapters.sglang import config
+from hybridspec.adapters.sglang import config, min_p
 from hybridspec.adapters.sglang.chain import ChainBuilder
 from hybridspec.adapters.sglang.draft_extend import DraftExtend
-from hybridspec.adapters.sglang.planner import StepPlan, StepPlanner
+from hybridspec.adapters.sglang.plan_channel import PlanChannel
+from hybridspec.adapters.sglang.planner import StepPlanner
+from hybridspec.adapters.sglang.step_plan import StepPlan
 
 
 class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
@@ -39,18 +41,20 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
         self._steps = self.speculative_num_steps
         self._chains = ChainBuilder(self.device)
         self._draft_extend = DraftExtend(self.draft_worker, self._stub_skipped_draft_extend)
-        self._planner = StepPlanner(
-            config.current(),
-            model_steps=self._steps,
-            device=str(self.device),
-            # A step's wall time is its true time only where it runs synchronously, and ranks that
-            # measure apart would decide apart.
-            times_steps=str(self.device) == "cpu" and get_parallel().tp_size == 1,
-            model=Path(server_args.model_path).name,
-            most_rows=server_args.max_running_requests,
-            records=get_parallel().tp_rank == 0,
-            ranks=None if get_parallel().tp_size == 1 else get_tp_group().cpu_group,
-        )
+        tp = get_tp_group() if get_parallel().tp_size > 1 else None
+        widest = config.current().widths[-1]
+        self._channel = PlanChannel(tp.cpu_group, tp.ranks[0], widest) if tp else None
+        self._planner: StepPlanner | None = None  # another rank decides
+        if self._channel is None or self._channel.leads:
+            self._planner = StepPlanner(
+                config.current(),
+                model_steps=self._steps,
+                device=str(self.device),
+                # A step's wall time is its true time only where it runs synchronously.
+                times_steps=str(self.device) == "cpu",
+                model=Path(server_args.model_path).name,
+                most_rows=server_args.max_running_requests,
+            )
 
     def forward_batch_generation(
         self,
@@ -62,37 +66,58 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
         """One step of a batch; decode steps are drafted here, all else is passed on unchanged."""
         mode = batch.forward_mode
         if mode.is_extend() or batch.is_extend_in_batch or mode.is_idle() or not batch.reqs:
-            self._planner.interrupted()
+            if self._planner is not None:
+                self._planner.interrupted()
             return super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
             )
         started = time.perf_counter()
         first = self._free_model_token(batch)
-        on_host = first.device.type == "cpu"  # elsewhere, reading it would wait for the device
-        plan = self._planner.plan(batch.reqs, first.numpy() if on_host else None)
+        plan = self._plan(batch, first)
         self._draft_extend.due = plan.extend
         batch.spec_info = self._verify_input(batch, plan, first)
-        with self._verifying(plan.width):
+        with self._verifying(plan.width), min_p.during(batch.sampling_info):
             result = super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
             )
-        self._planner.ran(started, time.perf_counter(), self._draft_extend.seconds)
+        if self._planner is not None:
+            self._planner.ran(started, time.perf_counter(), self._draft_extend.seconds)
         return result
 
     def on_verify_complete_cpu(
         self, num_correct_drafts_per_req: list[int], batch_size: int = 0
     ) -> None:
         """Called with each row's accepted length (bonus excluded) once it is on the host."""
-        self._planner.settle(num_correct_drafts_per_req)
+        if self._planner is not None:
+            self._planner.settle(num_correct_drafts_per_req)
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """Called when a request ends for any reason, aborts included."""
-        self._planner.finish(rid)
+        if self._planner is not None:
+            self._planner.finish(rid)
 
     def clear_cache_pool(self) -> None:
-        """Called on ``/flush_cache``: the suffix cache forgets as the radix cache does."""
+        """Called on ``/flush_cache``, refused while requests run or wait: the suffix cache forgets
+        as the radix cache does."""
         super().clear_cache_pool()
-        self._planner.flush()
+        if self._planner is not None:
+            self._planner.clear()
+
+    def weights_changed(self) -> None:
+        """Called when new weights are in place: drafts of what the old ones said are dropped."""
+        if self._planner is not None:
+            self._planner.flush()
+
+    def _plan(self, batch: ScheduleBatch, first: torch.Tensor) -> StepPlan:
+        """This step's plan: decided here, or by the first rank."""
+        if self._planner is None:
+            assert self._channel is not None
+            return self._channel.receive(len(batch.reqs))
+        on_host = first.device.type == "cpu"  # elsewhere, reading it would wait for the device
+        plan = self._planner.plan(batch.reqs, first.numpy() if on_host else None)
+        if self._channel is not None:
+            self._channel.send(plan)
+        return plan
 
     def _verify_input(
         self, batch: ScheduleBatch, plan: StepPlan, first: torch.Tensor

@@ -38,12 +38,13 @@ class SharedResponses:
         self._max_depth = max_depth
         self._scopes: OrderedDict[Hashable, Scope] = OrderedDict()  # least recently used first
         self._next_sequence = 0
+        self._finished = 0
         self.tokens = 0
         self.evictions = 0
 
     def __len__(self) -> int:
         """Finished responses held."""
-        return sum(len(scope.finished) for scope in self._scopes.values())
+        return self._finished
 
     @property
     def scopes(self) -> int:
@@ -75,6 +76,7 @@ class SharedResponses:
         if sequence in scope.lengths:
             if keep:
                 scope.finished[sequence] = None
+                self._finished += 1
                 self._scopes.move_to_end(key)
             else:
                 self._remove(scope, sequence)
@@ -85,6 +87,7 @@ class SharedResponses:
         for key, scope in self._scopes.items():
             if scope.finished:
                 sequence, _ = scope.finished.popitem(last=False)
+                self._finished -= 1
                 self._remove(scope, sequence)
                 self._drop_if_empty(key, scope)
                 self.evictions += 1
@@ -94,7 +97,7 @@ class SharedResponses:
     def clear(self) -> None:
         """Forget every response and scope."""
         self._scopes.clear()
-        self.tokens = 0
+        self._finished = self.tokens = 0
 
     def _remove(self, scope: Scope, sequence: int) -> None:
         scope.tree.remove(sequence)

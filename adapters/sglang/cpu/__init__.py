@@ -77,6 +77,7 @@ def install() -> None:
     hooks.use_cpu_engine()
     hooks.register_backend()
     hooks.register_sampled_verification()
+    hooks.register_groups()
     layers.register()
 
 

@@ -17,6 +17,7 @@ NAME = "portable"
 
 _FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
 _EAGLE = "sglang.srt.speculative.eagle_utils"
+_GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator"
 
 
 def use_cpu_engine() -> None:
@@ -134,3 +135,13 @@ def register_sampled_verification() -> None:
 
 def _greedy_if_all_are(*, is_all_greedy: bool, **_: Any) -> bool:
     return is_all_greedy
+
+
+def register_groups() -> None:
+    """Keep tensor-parallel ranks on a CPU from asking for NCCL, which SGLang does wherever torch is
+    a CUDA build."""
+    HookRegistry.register(f"{_GROUP}.__init__", _without_nccl, HookType.AROUND)
+
+
+def _without_nccl(original: Callable[..., None], group: Any, *args: Any, **kwargs: Any) -> None:
+    original(group, *args, **{**kwargs, "use_pynccl": False})
