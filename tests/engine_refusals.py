@@ -179,7 +179,7 @@ def sglang_untested(assets: Assets, folder: Path) -> Case:
     return Case(assets.head, None, env={"PYTHONPATH": str(folder)})
 
 
-def gate_of_other_vocabulary(assets: Assets, folder: Path) -> Case:
+def gate_without_its_token_table(assets: Assets, folder: Path) -> Case:
     gate = _gate_copy(assets, folder)
     (gate / "tokens.npz").unlink()
     return Case(assets.head, gate)
@@ -242,7 +242,7 @@ REFUSALS: dict[Maker, str] = {
     head_without_tensor: "lack 1 tensors: layers.0.self_attn.q_proj.weight",
     head_of_other_vocabulary: "32000",
     sglang_untested: "SGLang 0.9.9 is not a tested version",
-    gate_of_other_vocabulary: "tokens.npz",
+    gate_without_its_token_table: "token features need the target's token table",
     gate_manifest_broken: "gate.json",
     head_config_missing: "config.json",
     head_truncated: "model.safetensors",

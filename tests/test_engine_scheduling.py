@@ -83,22 +83,24 @@ def test_chunks_retractions_and_priorities_do_not_change_the_text(
     _settled(tight)
 
 
-@pytest.mark.parametrize("room", [1, 2, 9, 30])
+@pytest.mark.parametrize("room", [6, 9, 33, 45])
 def test_the_context_limit_ends_a_request_inside_an_accepted_run(
     tight: Server, prompts: list[list[int]], plain_text: list[list[int]], room: int
 ) -> None:
-    # An answer that has begun to copy: its continuation is drafted from the first step on.
-    start = (prompts[0] + plain_text[0])[: -2 * room or None]
-    prompt = (prompts[0] * 4)[: CONTEXT - room - len(start)] + start
+    # It repeats itself, so that its continuation is drafted from the first step on.
+    prompt = ((prompts[0][-60:] + plain_text[0]) * 9)[: CONTEXT - room]
     body = {
         "input_ids": prompt,
-        "sampling_params": {"temperature": 0, "max_new_tokens": 200, "ignore_eos": True},
+        "sampling_params": {"temperature": 0, "max_new_tokens": None, "ignore_eos": True},
     }
     reply = httpx.post(f"{tight.url}/generate", json=body, timeout=300)
+    assert reply.status_code == 200, reply.text
     meta = reply.json()["meta_info"]
     assert meta["finish_reason"]["type"] == "length"
-    assert meta["prompt_tokens"] + meta["completion_tokens"] <= CONTEXT
-    assert room - 2 <= meta["completion_tokens"] <= room
+    # SGLang keeps two tokens of the context free, in plain decoding too.
+    assert meta["completion_tokens"] == room - 2
+    (report,) = meta["hybridspec"]
+    assert report["cache"]["accepted"] > 0
     assert len(reply.json()["output_ids"]) == meta["completion_tokens"]
 
 
@@ -185,7 +187,10 @@ def test_prefixes_are_found_as_often_as_under_eagle3(
         return found
 
     ours = cached(engine("goodput"))
-    assert ours == cached(engine("eagle3"))
+    theirs = cached(engine("eagle3"))
+    assert ours[::2] == theirs[::2]
+    # EAGLE3 may draft beyond the token limit, and so cache the answer's last token too.
+    assert all(0 <= other - own <= 1 for own, other in zip(ours[1::2], theirs[1::2], strict=True))
     assert min(ours[6:]) > 0
 
 

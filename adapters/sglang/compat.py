@@ -73,6 +73,11 @@ HOOKS: tuple[Hook, ...] = (
         f"{_SRT}.managers.tokenizer_manager.TokenizerManager._validate_one_request",
         ("obj", "input_ids"),
     ),
+    Hook(f"{_SRT}.managers.utils.compute_num_reserved_tokens"),
+    Hook(f"{_SRT}.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"),
+    Hook(f"{_SRT}.mem_cache.allocation_sizing.get_alloc_reserve_per_decode"),
+    Hook(f"{_SRT}.mem_cache.allocation_sizing.get_alloc_page_size"),
+    Hook(f"{_SRT}.runtime_context.get_spec"),
     # What the scheduler asks of an algorithm; the enum's own functions are borrowed.
     Hook(
         f"{_SPEC}.spec_info.SpeculativeAlgorithm",
@@ -143,6 +148,10 @@ HOOKS: tuple[Hook, ...] = (
     Hook(
         f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager",
         ("draft_worker", "record_weight_version_after_update"),
+    ),
+    Hook(
+        f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager._select_runners",
+        ("selector",),
     ),
     Hook(f"{_SRT}.sampling.sampling_params.SamplingParams", ("max_new_tokens",)),
     Hook(f"{_SRT}.model_executor.forward_batch_info.CaptureHiddenMode", ("FULL",)),

@@ -85,9 +85,11 @@ def _publish(namespace: argparse.Namespace) -> None:
             )
         return
     try:
-        # SGLang reads the head's configuration before it asks a plugin to check anything.
-        validate.check_given_folder(getattr(namespace, "speculative_draft_model_path", None))
+        settings = config.from_flags(flags, file)
         if given:
-            config.publish(config.from_flags(flags, file))
-    except (config.ConfigError, FileNotFoundError) as error:
+            config.publish(settings)
+    except config.ConfigError as error:
         raise SystemExit(f"hybridspec: {error}") from None
+    # SGLang reads the head's configuration, and changes flags that it gates by name, before it asks
+    # a plugin to check anything.
+    validate.given(settings, namespace)

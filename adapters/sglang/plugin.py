@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 
+_MANAGERS = "sglang.srt.managers"
+
 
 def register() -> None:
     """Install the portable CPU runtime where needed, HYBRID's flags and the algorithm itself.
@@ -40,16 +42,23 @@ def _register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from hybridspec.adapters.sglang import algorithm, empty_prompts, flags
+    from hybridspec.adapters.sglang import algorithm, context_limit, empty_prompts, flags
 
     record = "sglang.srt.server_args.ServerArgs"
     HookRegistry.register(f"{record}.add_cli_args", flags.add_cli_args, HookType.AFTER)
     HookRegistry.register(f"{record}.from_cli_args", flags.from_cli_args, HookType.AROUND)
-    HookRegistry.register(
-        "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
-        empty_prompts.refuse,
-        HookType.AROUND,
-    )
+    for target, hook in (
+        (
+            f"{_MANAGERS}.tokenizer_manager.TokenizerManager._validate_one_request",
+            empty_prompts.refuse,
+        ),
+        (f"{_MANAGERS}.utils.compute_num_reserved_tokens", context_limit.reserved_tokens),
+        (
+            "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
+            context_limit.slots_beyond,
+        ),
+    ):
+        HookRegistry.register(target, hook, HookType.AROUND)
     SpeculativeAlgorithm.register(
         algorithm.NAME, supports_overlap=False, spec_class=algorithm.HybridAlgorithm
     )(algorithm.worker_class)

@@ -50,6 +50,31 @@ def server_args(args: Any) -> None:
         logger.warning("hybridspec: %s", problem.removeprefix(eagle3_head.WARNING))
 
 
+def given(settings: config.HybridConfig, namespace: Any) -> None:
+    """Check flags as the user gave them, and a head and target that are folders here.
+
+    Raises:
+        SystemExit: the first problem, as one line that says what to do.
+    """
+    for problem in _given_problems(settings, namespace):
+        if not problem.startswith(eagle3_head.WARNING):
+            raise SystemExit(f"hybridspec: {problem}")
+
+
+def _given_problems(settings: config.HybridConfig, namespace: Any) -> Iterator[str]:
+    yield from _flag_problems(namespace)
+    yield from _draft_problems(settings, namespace)
+    head = getattr(namespace, "speculative_draft_model_path", None)
+    target = getattr(namespace, "model_path", None)
+    try:
+        check_given_folder(head)
+    except FileNotFoundError as error:
+        yield str(error)
+        return
+    if all(model and Path(model).expanduser().is_dir() for model in (head, target)):
+        yield from head_problems(head, str(target))
+
+
 def _problems(args: Any) -> Iterator[str]:
     try:
         settings = config.current()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -14,6 +15,15 @@ def drop_old_drafts(result: None, updater: Any, weight_version: str | None = Non
     """Forget what the old weights said; every way of changing weights ends here."""
     if isinstance(updater.draft_worker, HybridWorker):
         updater.draft_worker.weights_changed()
+
+
+def spare_the_head(
+    original: Callable[..., list[Any]], updater: Any, selector: str = "all"
+) -> list[Any]:
+    """Update the target alone unless the draft head is named: SGLang would load a target's
+    checkpoint into the head as well, and the mismatch ends the scheduler."""
+    ours = isinstance(updater.draft_worker, HybridWorker)
+    return original(updater, "target" if ours and selector == "all" else selector)
 
 
 _COMPONENTS = "sglang.srt.managers.scheduler_components"
@@ -34,6 +44,11 @@ _HOOKS = (
         ".record_weight_version_after_update",
         drop_old_drafts,
         HookType.AFTER,
+    ),
+    (
+        f"{_COMPONENTS}.weight_updater.SchedulerWeightUpdaterManager._select_runners",
+        spare_the_head,
+        HookType.AROUND,
     ),
 )
 
