@@ -24,6 +24,7 @@ ENGINE_ORDER = (
     "test_engine_tenancy",
     "test_engine_answers",
     "test_engine_mixes",
+    "test_engine_scheduling",
     "test_engine_loadtest",
     # Traces are replayed whole, so they come before gates are swapped on the same server.
     "test_engine_traces",

@@ -64,7 +64,7 @@ def test_width_follows_the_longest_draft(engine: EngineServers, prompts: list[li
 def test_counters_agree_with_what_requests_report(
     engine: EngineServers, prompts: list[list[int]]
 ) -> None:
-    server = engine("threshold")
+    server = engine("goodput")
     before = counters(server)
     with Client(server.url) as client:
         answers = client.run(prompts[:6], max_tokens=32, streams=3).answers

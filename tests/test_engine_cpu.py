@@ -16,17 +16,11 @@ from hybridspec.loadtest.client import Client
 pytestmark = pytest.mark.engine
 
 TOKENS = 24
-# Draft trees with branches, a pool that eight requests overflow, and prompts that take many chunks.
+# Draft trees with branches.
 TREE = (
     *("--speculative-num-steps", "3"),
     *("--speculative-eagle-topk", "4"),
     *("--speculative-num-draft-tokens", "8"),
-)
-TIGHT = (
-    *("--max-total-tokens", "1100"),
-    *("--chunked-prefill-size", "64"),
-    # Admit as many requests as fit now, so that their growth has to push some out again.
-    *("--schedule-conservativeness", "0.0"),
 )
 
 
@@ -48,21 +42,6 @@ def test_draft_trees_do_not_change_the_text(
     # Every other prompt alone: eight at a time go through all of them.
     some = slice(None, None, 2 if streams == 1 else 1)
     assert generate(server, prompts[some], TOKENS, concurrency=streams) == expected[some]
-
-
-def test_chunked_prefill_retraction_and_cached_prefixes_do_not_change_the_text(
-    engine: EngineServers, prompts: list[list[int]]
-) -> None:
-    long = [prompt[:200] for prompt in prompts if len(prompt) >= 100][:8]
-    assert len(long) == 8
-    want = generate(engine("plain"), long, 100, concurrency=8)
-    server = engine("plain", *TIGHT)
-    assert generate(server, long, 100, concurrency=8) == want
-    assert "etract" in server.log_path.read_text(), "the pool was large enough after all"
-    with Client(server.url) as client:
-        again = client.generate(long[-1], max_tokens=100)
-    assert again.meta["cached_tokens"] > 0
-    assert again.output_ids == want[-1]
 
 
 @pytest.mark.parametrize("name", ["plain", "ngram", "eagle3"])

@@ -112,7 +112,8 @@ def _problems(args: Any) -> Iterator[str]:
 def _draft_problems(settings: config.HybridConfig, args: Any) -> Iterator[str]:
     """Flags of SGLang's own that say how drafts are made and judged; ``args`` as the user gave
     them."""
-    topk, steps = args.speculative_eagle_topk, args.speculative_num_steps
+    topk = getattr(args, "speculative_eagle_topk", None)
+    steps = getattr(args, "speculative_num_steps", None)
     if topk not in (None, 1):
         yield f"--speculative-eagle-topk {topk}: HYBRID verifies chains; set it to 1 or drop it"
     most = settings.widths[-1] - 1
@@ -121,7 +122,7 @@ def _draft_problems(settings: config.HybridConfig, args: Any) -> Iterator[str]:
             f"--speculative-num-steps {steps} must be from 1 to {most}, one less than the widest "
             "of HYBRID's widths"
         )
-    tokens = args.speculative_num_draft_tokens
+    tokens = getattr(args, "speculative_num_draft_tokens", None)
     if tokens is not None and tokens != (steps or DEFAULT_STEPS) + 1:
         yield (
             f"--speculative-num-draft-tokens {tokens}: HYBRID chooses the width of every step; "
