@@ -228,9 +228,8 @@ def test_prefixes_are_found_as_often_as_in_plain_decoding(
 
     ours = cached(engine("goodput"))
     theirs = cached(engine("plain"))
-    assert ours[::2] == theirs[::2]
-    # Plain decoding runs a step ahead, so it caches an answer's last token too; EAGLE3 now and then.
-    assert all(0 <= other - own <= 1 for own, other in zip(ours[1::2], theirs[1::2], strict=True))
+    # A prefix under EAGLE3 and HYBRID ends one token earlier: its last hidden state belongs to two.
+    assert all(0 <= other - own <= 1 for own, other in zip(ours, theirs, strict=True))
     assert min(ours[6:]) > 0
 
 
