@@ -18,6 +18,8 @@ _DEVICES: dict[str, tuple[str, Callable[[int, int, int], Buffers]]] = {
     "cuda": ("CUDAExecutionProvider", CudaBuffers),
 }
 DEVICES = ("auto", *_DEVICES)
+PROVIDERS = tuple(provider for provider, _ in _DEVICES.values())
+"""onnxruntime's names of the providers that may run a gate."""
 # What "auto" times, on each device, after as many calls that are not counted.
 _TRIAL_ROWS, _TRIALS = 8, 32
 

@@ -113,6 +113,14 @@ def _head_copy(assets: Assets, folder: Path) -> Path:
     return Path(shutil.copytree(assets.head, folder / "head"))
 
 
+def _head_with(assets: Assets, folder: Path, **changes: int) -> Case:
+    """The head with other values in its configuration."""
+    head = _head_copy(assets, folder)
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps({**config, **changes}))
+    return Case(head, None)
+
+
 def _package(folder: Path, name: str, source: str) -> dict[str, str]:
     """A package that hides the installed one of the same name, as environment variables."""
     path = folder / "packages" / name
@@ -164,11 +172,7 @@ def head_without_tensor(assets: Assets, folder: Path) -> Case:
 
 
 def head_of_other_vocabulary(assets: Assets, folder: Path) -> Case:
-    head = _head_copy(assets, folder)
-    config = json.loads((head / "config.json").read_text())
-    config["vocab_size"] = 32000
-    (head / "config.json").write_text(json.dumps(config))
-    return Case(head, None)
+    return _head_with(assets, folder, vocab_size=32000)
 
 
 def sglang_untested(assets: Assets, folder: Path) -> Case:
@@ -205,11 +209,7 @@ def head_truncated(assets: Assets, folder: Path) -> Case:
 
 
 def head_of_other_size(assets: Assets, folder: Path) -> Case:
-    head = _head_copy(assets, folder)
-    config = json.loads((head / "config.json").read_text())
-    config["hidden_size"] = 512
-    (head / "config.json").write_text(json.dumps(config))
-    return Case(head, None)
+    return _head_with(assets, folder, hidden_size=512)
 
 
 def settings_missing(assets: Assets, folder: Path) -> Case:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from hybridspec.demo.lineup import ALGORITHMS, Algorithm, Assets, server_args
 from hybridspec.loadtest.client import Client, Prompt
@@ -136,6 +139,17 @@ def generate(
             prompts, max_tokens=max_new_tokens, streams=concurrency, sampling=sampling_params
         )
     return [answer.output_ids for answer in run.answers]
+
+
+def post_all(
+    server: Server, bodies: Sequence[Mapping[str, Any]], streams: int = 8
+) -> list[httpx.Response]:
+    """``/generate``'s reply to every body, in order, ``streams`` at a time."""
+    with (
+        httpx.Client(base_url=server.url, timeout=300, trust_env=False) as http,
+        ThreadPoolExecutor(streams) as pool,
+    ):
+        return list(pool.map(lambda body: http.post("/generate", json=body), bodies))
 
 
 def bundled_prompts(server: Server, per_workload: int) -> list[list[int]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
@@ -16,6 +15,7 @@ import httpx
 import psutil
 
 from engine_metrics import metric
+from engine_servers import post_all
 from hybridspec.loadtest.server import Server
 
 STREAMS = 8
@@ -84,18 +84,12 @@ def _prompt(rng: random.Random) -> list[int]:
 
 def _ask(server: Server, prompts: list[list[int]]) -> None:
     sampling = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
-    with (
-        httpx.Client(base_url=server.url, timeout=300, trust_env=False) as http,
-        ThreadPoolExecutor(STREAMS) as pool,
-    ):
-
-        def send(numbered: tuple[int, list[int]]) -> None:
-            number, prompt = numbered
-            body = {"input_ids": prompt, "sampling_params": sampling, "cache_salt": str(number % 5)}
-            reply = http.post("/generate", json=body)
-            assert reply.status_code == 200, reply.text
-
-        list(pool.map(send, enumerate(prompts)))
+    bodies = [
+        {"input_ids": prompt, "sampling_params": sampling, "cache_salt": str(number % 5)}
+        for number, prompt in enumerate(prompts)
+    ]
+    for reply in post_all(server, bodies, streams=STREAMS):
+        assert reply.status_code == 200, reply.text
 
 
 def _resident(server: Server) -> int:

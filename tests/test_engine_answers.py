@@ -8,13 +8,12 @@ into accepted cache drafts.
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from engine_servers import EngineServers
+from engine_servers import EngineServers, post_all
 from hybridspec.loadtest.server import Server
 
 pytestmark = pytest.mark.engine
@@ -23,14 +22,6 @@ Body = dict[str, Any]
 FIELDS = ("prompt_tokens", "completion_tokens", "finish_reason")
 UNICODE = "Repeat exactly, twice: 😀🎉 naïve 漢字かな 🇨🇭 Ωμέγα"
 SHORT = {"temperature": 0, "max_new_tokens": 48}
-
-
-def _post(server: Server, bodies: list[Body]) -> list[httpx.Response]:
-    with (
-        httpx.Client(base_url=server.url, timeout=300, trust_env=False) as http,
-        ThreadPoolExecutor(8) as pool,
-    ):
-        return list(pool.map(lambda body: http.post("/generate", json=body), bodies))
 
 
 def _told(reply: httpx.Response) -> Any:
@@ -85,8 +76,8 @@ def hybrid(engine: EngineServers) -> Server:
 def answers(engine: EngineServers, requests: dict[str, Body]) -> dict[str, tuple[Any, Any]]:
     """(plain decoding's, HYBRID's) answer of every request."""
     bodies = list(requests.values())
-    plain = [_told(reply) for reply in _post(engine("plain"), bodies)]
-    ours = [_told(reply) for reply in _post(engine("goodput"), bodies)]
+    plain = [_told(reply) for reply in post_all(engine("plain"), bodies)]
+    ours = [_told(reply) for reply in post_all(engine("goodput"), bodies)]
     return dict(zip(requests, zip(plain, ours, strict=True), strict=True))
 
 
@@ -121,7 +112,7 @@ def test_the_requests_do_stop_where_they_should(
 
 
 def test_drafts_were_accepted_on_the_way(hybrid: Server, requests: dict[str, Body]) -> None:
-    reply = _post(hybrid, [requests["goes on after the end"]])[0].json()
+    reply = post_all(hybrid, [requests["goes on after the end"]])[0].json()
     (report,) = reply["meta_info"]["hybridspec"]
     assert report["cache"]["accepted"] + report["model"]["accepted"] > 20
     steps = sum(of["steps"] for of in report.values())
@@ -192,7 +183,7 @@ def test_log_probabilities_are_plain_decodings(
         for prompt in (*prompts[:2], *prompts[8:10], *prompts[16:18])
     ]
     plain, ours = (
-        [reply.json() for reply in _post(engine(name), bodies)] for name in ("plain", "goodput")
+        [reply.json() for reply in post_all(engine(name), bodies)] for name in ("plain", "goodput")
     )
     for want, seen in zip(plain, ours, strict=True):
         assert seen["output_ids"] == want["output_ids"]

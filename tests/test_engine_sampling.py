@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 from scipy.stats import chi2_contingency
 
-from engine_servers import EngineServers
+from engine_servers import EngineServers, post_all
 from hybridspec.loadtest.server import Server
 
 pytestmark = pytest.mark.engine
@@ -46,17 +45,9 @@ REGEX = r"id-[0-9]{4}(-[a-z]{3}){2}"
 
 
 def _ask(server: Server, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    def send(body: dict[str, Any]) -> dict[str, Any]:
-        reply = http.post("/generate", json=body)
-        assert reply.status_code == 200, reply.text
-        content: dict[str, Any] = reply.json()
-        return content
-
-    with (
-        httpx.Client(base_url=server.url, timeout=300, trust_env=False) as http,
-        ThreadPoolExecutor(16) as pool,
-    ):
-        return list(pool.map(send, bodies))
+    replies = post_all(server, bodies, streams=16)
+    assert all(reply.status_code == 200 for reply in replies), [reply.text for reply in replies]
+    return [reply.json() for reply in replies]
 
 
 def _continuations(server: Server, sampling: dict[str, Any]) -> list[tuple[int, ...]]:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from engine_metrics import metric
-from engine_servers import EngineServers, generate
+from engine_servers import EngineServers, generate, post_all
 from hybridspec.loadtest.server import Server
 
 pytestmark = pytest.mark.engine
@@ -72,11 +72,7 @@ def test_chunks_retractions_and_priorities_do_not_change_the_text(
         }
         for i in fitting
     ]
-    with (
-        httpx.Client(base_url=tight.url, timeout=300, trust_env=False) as http,
-        ThreadPoolExecutor(12) as pool,
-    ):
-        replies = list(pool.map(lambda body: http.post("/generate", json=body), bodies))
+    replies = post_all(tight, bodies, streams=12)
     seen = [reply.json()["output_ids"] for reply in replies]
     assert seen == [plain_text[i] for i in fitting]
     assert tight.log_path.read_text().count("Retract requests") > before

@@ -14,7 +14,6 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from hybridspec.adapters.sglang import config, cpu, step_profile, validate
 
-NAME = "HYBRID"
 MAX_RUNNING_REQUESTS = 48
 """SGLang's own default for EAGLE3 (``arg_groups/speculative_hook.py``, 0.5.23)."""
 

@@ -20,6 +20,8 @@ from hybridspec.gate import policy, session
 from hybridspec.gate.errors import GateError
 from hybridspec.gate.policy import SERVED_LADDER
 
+NAME = "HYBRID"
+"""The algorithm's name for ``--speculative-algorithm``, which SGLang takes in any case."""
 ENV = "HYBRIDSPEC_CONFIG"
 """Environment variable that holds the configuration as JSON for child processes and ``Engine``."""
 
@@ -149,6 +151,11 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "fault_every": (int,),
     "allow_untested_sglang": (bool,),
 }
+
+
+def is_hybrid(algorithm: str | None) -> bool:
+    """Whether a ``--speculative-algorithm`` is ours."""
+    return (algorithm or "").upper() == NAME
 
 
 def from_mapping(values: dict[str, Any], origin: str) -> HybridConfig:

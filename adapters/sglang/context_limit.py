@@ -13,6 +13,8 @@ from collections.abc import Callable
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_page_size, get_alloc_reserve_per_decode
 from sglang.srt.runtime_context import get_spec
 
+from hybridspec.adapters.sglang import config
+
 
 def slots_beyond(original: Callable[[], int]) -> int:
     """AROUND hook on ``allocation_sizing.get_req_to_token_extra_context_len``."""
@@ -27,4 +29,4 @@ def reserved_tokens(original: Callable[[], int]) -> int:
 
 
 def _ours() -> bool:
-    return (get_spec().speculative_algorithm or "").upper() == "HYBRID"
+    return config.is_hybrid(get_spec().speculative_algorithm)

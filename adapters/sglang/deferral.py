@@ -25,7 +25,7 @@ class Extend(Enum):
 
 
 class Deferral:
-    """Decides step by step. Deterministic, so that all ranks agree."""
+    """Decides step by step. Deterministic."""
 
     def __init__(self, after: int, *, uses_model: bool) -> None:
         """Put draft-extend off once steps with ``after`` rows together took no model draft.

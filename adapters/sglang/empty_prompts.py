@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hybridspec.adapters.sglang import cpu
+from hybridspec.adapters.sglang import config, cpu
 
 
 def refuse(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Any) -> Any:
@@ -18,7 +18,7 @@ def refuse(original: Callable[..., Any], manager: Any, obj: Any, input_ids: Any)
     Raises:
         ValueError: no tokens; SGLang answers it with status 400.
     """
-    ours = (manager.server_args.speculative_algorithm or "").upper() == "HYBRID" or cpu.needed()
+    ours = config.is_hybrid(manager.server_args.speculative_algorithm) or cpu.needed()
     if ours and input_ids is not None and len(input_ids) == 0:
         raise ValueError("The prompt has no tokens.")
     return original(manager, obj, input_ids)

@@ -77,7 +77,7 @@ def _publish(namespace: argparse.Namespace) -> None:
     file = getattr(namespace, "hybrid_config", None)
     given = any([*flags.values(), file])
     algorithm = getattr(namespace, "speculative_algorithm", None)
-    if (algorithm or "").upper() != "HYBRID":
+    if not config.is_hybrid(algorithm):
         if given:
             raise SystemExit(
                 "hybridspec: --hybrid-* flags need --speculative-algorithm HYBRID "

@@ -12,10 +12,10 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from hybridspec.adapters.base import LENGTH_BINS, Source
 from hybridspec.adapters.sglang.deferral import Extend
+from hybridspec.gate.session import PROVIDERS
 from hybridspec.gate.store import Gate
 
 _SOURCES = tuple(source.name.lower() for source in Source)
-_PROVIDERS = ("CPUExecutionProvider", "CUDAExecutionProvider")
 _GATE_SECONDS = (25e-6, 50e-6, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 1e-2)
 
 
@@ -122,7 +122,7 @@ class HybridMetrics:
             multiprocess_mode="liveall",
             registry=registry,
         )
-        self._providers = {name: running.labels(name) for name in _PROVIDERS}
+        self._providers = {name: running.labels(name) for name in PROVIDERS}
         self._gate_seconds = Histogram(
             "hybridspec_gate_seconds",
             "Time of the gate in one decode step: features and session.",

@@ -240,11 +240,11 @@ class StepPlanner:
 
     def _alarm(self, source: Source, level: str) -> None:
         self.metrics.acceptance_alarm(source, level)
-        name = source.name.lower()
         logger.warning(
             "hybridspec: the acceptance rate of %s drafts jumped to about %s; counted in "
             "hybridspec_acceptance_alarms_total",
-            *(name, "nothing" if level == "low" else "all"),
+            source.name.lower(),
+            "nothing" if level == "low" else "all",
         )
 
     def ran(self, started: float, ended: float, extend: float) -> None:

@@ -42,7 +42,7 @@ def _register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from hybridspec.adapters.sglang import algorithm, context_limit, empty_prompts, flags
+    from hybridspec.adapters.sglang import algorithm, config, context_limit, empty_prompts, flags
 
     record = "sglang.srt.server_args.ServerArgs"
     HookRegistry.register(f"{record}.add_cli_args", flags.add_cli_args, HookType.AFTER)
@@ -60,7 +60,7 @@ def _register() -> None:
     ):
         HookRegistry.register(target, hook, HookType.AROUND)
     SpeculativeAlgorithm.register(
-        algorithm.NAME, supports_overlap=False, spec_class=algorithm.HybridAlgorithm
+        config.NAME, supports_overlap=False, spec_class=algorithm.HybridAlgorithm
     )(algorithm.worker_class)
 
 

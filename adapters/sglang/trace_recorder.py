@@ -43,7 +43,7 @@ class _Open:
 
 
 class TraceRecorder:
-    """One per scheduler process; of several ranks only the first should have one.
+    """One per scheduler process; of several ranks, the one that decides has it.
 
     Args:
         folder: of the trace set; made if need be. Files of earlier lives stay there and count

@@ -6,7 +6,7 @@ Runs in the launching process while SGLang resolves its arguments, before any wo
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -44,10 +44,18 @@ def server_args(args: Any) -> None:
     Raises:
         SystemExit: the first problem, as one line that says what to do.
     """
-    for problem in _problems(args):
+    for warning in _warnings(_problems(args)):
+        logger.warning("hybridspec: %s", warning)
+
+
+def _warnings(problems: Iterable[str]) -> list[str]:
+    """Those problems that a server can start with; the first other one ends the process."""
+    warnings = []
+    for problem in problems:
         if not problem.startswith(eagle3_head.WARNING):
             raise SystemExit(f"hybridspec: {problem}")
-        logger.warning("hybridspec: %s", problem.removeprefix(eagle3_head.WARNING))
+        warnings.append(problem.removeprefix(eagle3_head.WARNING))
+    return warnings
 
 
 def given(settings: config.HybridConfig, namespace: Any) -> None:
@@ -56,9 +64,7 @@ def given(settings: config.HybridConfig, namespace: Any) -> None:
     Raises:
         SystemExit: the first problem, as one line that says what to do.
     """
-    for problem in _given_problems(settings, namespace):
-        if not problem.startswith(eagle3_head.WARNING):
-            raise SystemExit(f"hybridspec: {problem}")
+    _warnings(_given_problems(settings, namespace))  # logged when all is checked
 
 
 def _given_problems(settings: config.HybridConfig, namespace: Any) -> Iterator[str]:
