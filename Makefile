@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-fast soak check venv
+.PHONY: demo test test-fast soak gpu-check check venv
 
 demo: $(STAMP)
 	$(BIN)/hybridspec demo run --rounds $(ROUNDS) --streams $(STREAMS)
@@ -22,6 +22,10 @@ test-fast: $(STAMP)
 
 soak: $(STAMP)
 	SOAK_MINUTES=30 MIX_MINUTES=5 $(BIN)/python -m pytest -s tests/test_engine_soak.py tests/test_engine_mixes.py
+
+# CHECK="--model M --head H --gate G": your own; the embedded target by default.
+gpu-check: $(STAMP)
+	$(BIN)/hybridspec gpu-check $(CHECK)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -4,28 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridspec.gate.history import HISTORY_COLUMNS
-
-
-class DraftLike(Protocol):
-    """What the gate reads of a cache draft (see ``hybridspec.adapters.base.Draft``)."""
-
-    @property
-    def token_ids(self) -> NDArray[np.int32]: ...
-    @property
-    def probs(self) -> NDArray[np.float32]: ...
-    @property
-    def score(self) -> float: ...
-    @property
-    def match_length(self) -> int: ...
-    @property
-    def shared(self) -> bool: ...
-    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +59,14 @@ class Observations:
             history=np.zeros((rows, len(HISTORY_COLUMNS)), np.float32),
         )
 
-    def put(
-        self, row: int, draft: DraftLike, last_token: int, prompt_length: int, generated_length: int
-    ) -> None:
-        """Write one row in place, ``history`` excepted. A draft longer than ``depth`` is cut."""
-        count = min(len(draft), self.tokens.shape[1])
-        self.tokens[row, :count] = draft.token_ids[:count]
-        self.tokens[row, count:] = -1
-        self.probs[row, :count] = draft.probs[:count]
-        self.probs[row, count:] = 0.0
-        self.length[row] = count
-        self.score[row] = draft.score
-        self.match_length[row] = draft.match_length
-        self.shared[row] = draft.shared
+    def clear_drafts(self) -> None:
+        """No row has a draft."""
+        self.tokens.fill(-1)
+        for array in (self.probs, self.length, self.score, self.match_length, self.shared):
+            array.fill(0)
+
+    def put(self, row: int, last_token: int, prompt_length: int, generated_length: int) -> None:
+        """Write what is known of one row besides its draft and its history, in place."""
         self.last_token[row] = last_token
         self.prompt_length[row] = prompt_length
         self.generated_length[row] = generated_length

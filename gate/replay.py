@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridspec.gate.history import RequestHistory, agreement
-from hybridspec.gate.observations import DraftLike, Observations
+from hybridspec.gate.observations import Observations
 from hybridspec.gate.source import Source
 from hybridspec.gate.traces import Trace
 
@@ -28,7 +28,8 @@ class Drafter(Protocol):
 
     def start(self, rid: str, prompt: NDArray[np.int32], scope: Hashable = None) -> None: ...
     def extend(self, rid: str, tokens: NDArray[np.int32]) -> None: ...
-    def draft(self, rid: str, max_tokens: int) -> DraftLike: ...
+    def extend_all(self, rids: Sequence[str], tokens: Sequence[NDArray[np.int32]]) -> None: ...
+    def draft(self, rids: Sequence[str], into: Observations, most: int) -> None: ...
     def finish(self, rid: str) -> None: ...
 
 
@@ -205,16 +206,14 @@ class _Run:
         """Drafts and facts of the running rows, their next K+1 true tokens, how many are left."""
         truth = self._truth[: len(slots)]
         left = np.empty(len(slots), np.int32)
-        places = zip(
-            self._slot_trace[slots].tolist(), self._slot_position[slots].tolist(), strict=True
-        )
-        for row, (index, position) in enumerate(places):
-            trace = self._traces[index]
-            draft = self._drafter.draft(str(index), self._k)
-            last = trace.output_ids[position - 1]
-            self._buffer.put(row, draft, last, len(trace.prompt_ids), position)
-            left[row] = look_ahead(trace, position, truth[row])
         obs = self._buffer.head(len(slots))
+        running = self._slot_trace[slots].tolist()
+        self._drafter.draft([str(index) for index in running], obs, self._k)
+        positions = self._slot_position[slots].tolist()
+        for row, (index, position) in enumerate(zip(running, positions, strict=True)):
+            trace = self._traces[index]
+            obs.put(row, trace.output_ids[position - 1], len(trace.prompt_ids), position)
+            left[row] = look_ahead(trace, position, truth[row])
         obs.history[:] = self._history.read(slots)
         return obs, truth, left
 
@@ -244,10 +243,8 @@ class _Run:
             source.astype(np.int8),
             np.minimum(accepted, count).astype(np.int32),
         )
-        for row, (index, new) in enumerate(
-            zip(self._slot_trace[slots].tolist(), count.tolist(), strict=True)
-        ):
-            self._drafter.extend(str(index), truth[row, :new])
+        running = [str(index) for index in self._slot_trace[slots]]
+        self._drafter.extend_all(running, [truth[row, :new] for row, new in enumerate(count)])
         self._slot_position[slots] += count
         ended = slots[count == left]
         for index in self._slot_trace[ended].tolist():

@@ -70,7 +70,7 @@ class _ServedRun:
         for _, group in groupby(self._in_order(), key=lambda event: event[0]):
             rows = [running for _, _, running in group]
             self._close_ended(set(map(id, rows)))
-            fresh = [self._advance(running) for running in rows]
+            fresh = self._advance(rows)
             self._learn(before, obs, rows, fresh)
             obs, truth, left = self._look(rows)
             yield drafted_rows(
@@ -106,14 +106,14 @@ class _ServedRun:
                 self._drafter.finish(running.rid)
             self._open.remove(running)
 
-    def _advance(self, running: _Running) -> NDArray[np.int32]:
+    def _advance(self, rows: list[_Running]) -> list[NDArray[np.int32]]:
         """Give the drafter what was known when the step was planned; the tokens of the last one."""
-        position = int(running.steps.position[running.done])
-        if running.done == 0:
-            self._drafter.start(running.rid, running.trace.prompt_ids, running.trace.scope)
-            self._open.append(running)
-        fresh = running.tokens_to(position)
-        self._drafter.extend(running.rid, fresh)
+        for running in rows:
+            if running.done == 0:
+                self._drafter.start(running.rid, running.trace.prompt_ids, running.trace.scope)
+                self._open.append(running)
+        fresh = [running.tokens_to(int(running.steps.position[running.done])) for running in rows]
+        self._drafter.extend_all([running.rid for running in rows], fresh)
         return fresh
 
     def _learn(
@@ -149,11 +149,11 @@ class _ServedRun:
         obs = Observations.allocate(len(rows), self._k)
         truth = np.empty((len(rows), self._k + 1), np.int32)
         left = np.empty(len(rows), np.int32)
+        self._drafter.draft([running.rid for running in rows], obs, self._k)
         for at, running in enumerate(rows):
             trace, position = running.trace, running.given
             last = trace.output_ids[position - 1] if position else trace.prompt_ids[-1]
-            draft = self._drafter.draft(running.rid, self._k)
-            obs.put(at, draft, int(last), len(trace.prompt_ids), position)
+            obs.put(at, int(last), len(trace.prompt_ids), position)
             left[at] = look_ahead(trace, position, truth[at])
         obs.history[:] = self._history.read(np.array([running.number for running in rows]))
         return obs, truth, left

@@ -202,18 +202,12 @@ class _Simulation:
         obs = self._buffer.head(len(slots))
         truth = np.empty((len(slots), self._k + 1), np.int32)
         left = np.empty(len(slots), np.int32)
+        if self._drafter is not None:
+            self._drafter.draft([str(number) for number in self._trace[slots]], obs, self._k)
         for row, slot in enumerate(slots):
-            number, position = int(self._trace[slot]), int(self._position[slot])
-            trace = self._traces[number]
+            trace, position = self._traces[int(self._trace[slot])], int(self._position[slot])
             left[row] = look_ahead(trace, position, truth[row])
-            if self._drafter is None:
-                obs.length[row] = 0
-                obs.prompt_length[row] = len(trace.prompt_ids)
-                obs.generated_length[row] = position
-                continue
-            draft = self._drafter.draft(str(number), self._k)
-            last = int(trace.output_ids[position - 1])
-            obs.put(row, draft, last, len(trace.prompt_ids), position)
+            obs.put(row, trace.output_ids[position - 1], len(trace.prompt_ids), position)
         obs.history[:] = self._history.read(slots)
         return obs, truth, left
 
@@ -291,14 +285,14 @@ class _Simulation:
         left: NDArray[np.int32],
         now: float,
     ) -> None:
+        rids = [str(number) for number in self._trace[slots]]
+        if self._drafter is not None:
+            self._drafter.extend_all(rids, [truth[row, :new] for row, new in enumerate(count)])
         for row, slot in enumerate(slots):
-            rid = str(self._trace[slot])
             ended = count[row] == left[row]
             self._position[slot] += count[row]
-            if self._drafter is not None:
-                self._drafter.extend(rid, truth[row, : count[row]])
-                if ended:
-                    self._drafter.finish(rid)
+            if ended and self._drafter is not None:
+                self._drafter.finish(rids[row])
             if ended:
                 decoded = len(self._traces[int(self._trace[slot])].output_ids) - 1
                 self._tpot.append(float(now - self._began[slot]) / decoded)

@@ -68,12 +68,6 @@ class GateWatch:
         """End the thread at its next look."""
         self._stop.set()
 
-    @property
-    def offered(self) -> int:
-        """Fingerprint of the gate that :meth:`take` would return; 0 if there is none."""
-        gate = self._ready
-        return 0 if gate is None else gate.fingerprint
-
     def take(self) -> Gate | None:
         """The replacement, once; None as long as there is none."""
         if self._ready is None:

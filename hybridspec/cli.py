@@ -420,6 +420,55 @@ def doctor(
     raise typer.Exit(run(gate=gate, head=head, target=target, as_json=json))
 
 
+@app.command(
+    "gpu-check", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def gpu_check(
+    context: typer.Context,
+    model: Annotated[
+        str | None, typer.Option(help="Target, folder or hub id; the demo's by default.")
+    ] = None,
+    head: Annotated[str | None, typer.Option(help="Its EAGLE3 head.")] = None,
+    gate: Annotated[Path | None, typer.Option(help="Its gate.")] = None,
+    dtype: Annotated[str, typer.Option(help="Of the target.")] = "bfloat16",
+    streams: Annotated[
+        str, typer.Option(help="Concurrencies, separated by commas.")
+    ] = "1,8,32,128",
+    prompts: Annotated[int, typer.Option(min=1, help="Compared with plain decoding.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
+    server: Annotated[
+        list[str] | None, typer.Option(help="One of the servers to compare; repeatable. All.")
+    ] = None,
+    out: Out = Path("build/gpu-check.json"),
+    json: Annotated[bool, typer.Option("--json", help="Print the results as JSON only.")] = False,
+) -> None:
+    """Prove HYBRID on this machine: it loads, is lossless, waits for nothing, and how fast it is.
+
+    What follows ``--`` goes to every server, for example ``-- --tp-size 2``.
+    """
+    _need(*_SERVING)
+    from hybridspec.demo.target import TargetError
+    from hybridspec.gpu_check_cli import run_check
+
+    try:
+        passed = run_check(
+            model=model,
+            head=head,
+            gate=gate,
+            dtype=dtype,
+            streams=_counts(streams, "--streams"),
+            prompts=prompts,
+            max_tokens=max_tokens,
+            extra=context.args,
+            servers=server or [],
+            out=out,
+            as_json=json,
+        )
+    except (TargetError, ValueError) as error:
+        _leave(str(error))
+    raise typer.Exit(0 if passed else 1)
+
+
 def _mount_gate() -> None:
     # The gate's commands are typer's own tree, so they must be imported to be mounted. They are
     # asked for only when named, or the help of every other command would pay for NumPy.

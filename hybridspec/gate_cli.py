@@ -50,22 +50,39 @@ def bench(
     gate: Annotated[Path, typer.Option("--gate", help="Gate folder.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Time a gate's part of a decode step on this machine: features, session and policy."""
+    """Time the host's part of a decode step: cache drafts, features, session and policy."""
     _need("onnxruntime")
+    _need("arctic_inference")
     try:
+        from hybridspec.adapters.suffix.bench import time_drafts
+        from hybridspec.adapters.suffix.cache import best_trees
+        from hybridspec.adapters.suffix.library import LibraryTrees
         from hybridspec.gate.bench import time_gate
         from hybridspec.gate.store import load_gate
 
         loaded = load_gate(gate)
+        ways = {trees.name: trees for trees in (LibraryTrees(), best_trees())}
+        drafts = {name: time_drafts(trees) for name, trees in ways.items()}
         found = time_gate(loaded)
     except GateError as error:
         _leave(error)
     if as_json:
-        print(json.dumps({"provider": loaded.provider, "times_us": found}))
+        print(json.dumps({"provider": loaded.provider, "times_us": found, "drafts_us": drafts}))
         return
-    _say(f"{loaded.provider}, microseconds per step")
-    for line in found:
-        _say("  ".join(f"{name} {value:.0f}" for name, value in line.items()))
+    _say("microseconds per step")
+    for title, lines in {
+        **{f"drafts, {name}": each for name, each in drafts.items()},
+        f"gate, {loaded.provider}": found,
+    }.items():
+        _say(title)
+        for line in lines:
+            _say(
+                "  "
+                + "  ".join(
+                    f"{name} {value:.3g}" if value < 1 else f"{name} {value:.0f}"
+                    for name, value in line.items()
+                )
+            )
 
 
 @app.command("eval")

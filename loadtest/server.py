@@ -28,7 +28,7 @@ START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 8.0
 
 _LOG_PREFIX = re.compile(r"^\[[^\]]*\]\s*")
-_OUR_LINE = re.compile(r"\bhybridspec: .")
+_OUR_LINE = re.compile(r"hybridspec: .")
 _ERROR_LINE = re.compile(r"\b[\w.]*(Error|Exception|Refused|Exit): .|\berror: .")
 
 _running: set[Server] = set()
@@ -54,13 +54,17 @@ def free_port(low: int = 0, high: int = 0) -> int:
 def last_error_line(log: str) -> str:
     """The line of a server's log that says best why it ended, without its time stamp.
 
-    hybridspec's own refusals win, then the last line that names an error, then the last line.
+    hybridspec's own refusals win, which are no log records, then the last line that names an error,
+    then the last line.
     """
-    lines = [_LOG_PREFIX.sub("", line.strip()) for line in log.splitlines() if line.strip()]
-    for pattern in (_OUR_LINE, _ERROR_LINE):
-        for line in reversed(lines):
-            if pattern.search(line):
-                return line
+    written = [line.strip() for line in log.splitlines() if line.strip()]
+    for line in reversed(written):
+        if _OUR_LINE.match(line):
+            return line
+    lines = [_LOG_PREFIX.sub("", line) for line in written]
+    for line in reversed(lines):
+        if _ERROR_LINE.search(line):
+            return line
     return lines[-1] if lines else "the log is empty"
 
 

@@ -22,10 +22,17 @@ PARALLEL_STARTS = 2
 # Private memory of a paused server of the embedded target, bfloat16: 0.8 GiB for the HTTP process,
 # 0.75 for the detokenizer and 1.3 for the scheduler (seen with SGLang 0.5.23).
 SERVER_GIB = 3.2
+# An hour at 16 streams adds 1.3 GiB to a scheduler, plain or not. A machine that is out of memory
+# measures its disk: below this, servers that wait are ended.
+LEAST_FREE_GIB = 1.0
 
 
 def servers_that_fit() -> int:
     """How many servers the free memory holds, at least one."""
+    return max(1, int(_free_gib() / SERVER_GIB))
+
+
+def _free_gib() -> float:
     free = []
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -33,7 +40,7 @@ def servers_that_fit() -> int:
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.is_file() and (text := limit.read_text().strip()) != "max":
         free.append(int(text) - int(used.read_text()))
-    return max(1, int(min(free) / 2**30 / SERVER_GIB))
+    return min(free) / 2**30
 
 
 class Turns:
@@ -109,6 +116,8 @@ class Turns:
         if name not in self._alive:
             self._start(name)
         server = self._alive[name] = self._alive.pop(name)  # Last used is last in order.
+        while len(self._alive) > 1 and _free_gib() < LEAST_FREE_GIB:
+            self._end(next(iter(self._alive)))
         server.resume()
         try:
             # A new client each turn: kept connections have timed out while the server was paused.

@@ -20,6 +20,7 @@ ENGINE_ORDER = (
     "test_engine_cpu",
     "test_engine_lossless",
     "test_engine_batching",
+    "test_engine_overlap",
     "test_engine_sampling",
     "test_engine_tenancy",
     "test_engine_answers",

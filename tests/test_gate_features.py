@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hybridspec.adapters.base import Draft
 from hybridspec.adapters.base import Source as DrafterSource
 from hybridspec.gate.errors import GateError
 from hybridspec.gate.features import DRAFT_FEATURES, FEATURES, HISTORY_FEATURES, FeatureSet
@@ -24,9 +23,19 @@ def i32(*values: int) -> NDArray[np.int32]:
     return np.array(values, np.int32)
 
 
-def draft(tokens: list[int], probs: list[float], match: int = 3, shared: bool = False) -> Draft:
-    path = np.array(probs, np.float32)
-    return Draft(np.array(tokens, np.int32), path, float(path.sum()), match, shared)
+def draft(
+    obs: Observations,
+    row: int,
+    tokens: list[int],
+    probs: list[float],
+    match: int = 3,
+    shared: bool = False,
+) -> None:
+    """Write a draft as a drafter would."""
+    obs.tokens[row, : len(tokens)] = tokens
+    obs.probs[row, : len(probs)] = probs
+    obs.length[row], obs.score[row] = len(tokens), sum(probs)
+    obs.match_length[row], obs.shared[row] = match, shared
 
 
 def test_sources_are_the_seams() -> None:
@@ -158,9 +167,12 @@ def test_batched_history_equals_single_rows() -> None:
 
 def observations() -> Observations:
     obs = Observations.allocate(3, 8)
-    obs.put(0, draft([2, 4, 3], [1.0, 0.5, 0.5], match=5, shared=True), 1, 10, 4)
-    obs.put(1, draft(list(range(8)), [0.5] * 8), 2, 100, 0)
-    obs.put(2, draft(list(range(20)), [1.0] * 20), 7, 1, 1)
+    draft(obs, 0, [2, 4, 3], [1.0, 0.5, 0.5], match=5, shared=True)
+    draft(obs, 1, list(range(8)), [0.5] * 8)
+    draft(obs, 2, list(range(8)), [1.0] * 8)
+    obs.put(0, 1, 10, 4)
+    obs.put(1, 2, 100, 0)
+    obs.put(2, 7, 1, 1)
     return obs
 
 
@@ -185,13 +197,14 @@ def test_feature_values() -> None:
     assert first["first_identifier"] == 1.0
     assert first["last_newline"] == 1.0
     assert matrix[1, names.index("certain_length")] == 8
-    assert matrix[2, names.index("draft_length")] == 8  # cut to the depth
+    assert matrix[2, names.index("draft_length")] == 8
 
 
 def test_rows_and_padding_do_not_change_features() -> None:
     names = [*DRAFT_FEATURES, *HISTORY_FEATURES]
     wide = Observations.allocate(1, 40)
-    wide.put(0, draft([2, 4, 3], [1.0, 0.5, 0.5], match=5, shared=True), 1, 10, 4)
+    draft(wide, 0, [2, 4, 3], [1.0, 0.5, 0.5], match=5, shared=True)
+    wide.put(0, 1, 10, 4)
     features = FeatureSet(names)
     assert (features.compute(wide)[0] == features.compute(observations())[0]).all()
     out = np.empty((2, len(names)), np.float32)

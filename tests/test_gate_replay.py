@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hybridspec.adapters.base import Draft
 from hybridspec.adapters.suffix import SuffixCache
 from hybridspec.gate.features import DRAFT_FEATURES, HISTORY_FEATURES, FeatureSet
+from hybridspec.gate.observations import Observations
 from hybridspec.gate.replay import EVERY_POSITION, ReplayData, StepMix, replay
 from hybridspec.gate.traces import Trace
 
@@ -73,8 +73,13 @@ class Spy:
         self.grown[rid] += tokens.tolist()
         self.inner.extend(rid, tokens)
 
-    def draft(self, rid: str, max_tokens: int) -> Draft:
-        return self.inner.draft(rid, max_tokens)
+    def extend_all(self, rids: Sequence[str], tokens: Sequence[NDArray[np.int32]]) -> None:
+        for rid, new in zip(rids, tokens, strict=True):
+            self.grown[rid] += new.tolist()
+        self.inner.extend_all(rids, tokens)
+
+    def draft(self, rids: Sequence[str], into: Observations, most: int) -> None:
+        self.inner.draft(rids, into, most)
 
     def finish(self, rid: str) -> None:
         self.inner.finish(rid)

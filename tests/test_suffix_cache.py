@@ -5,25 +5,37 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybridspec.adapters.base import EMPTY_DRAFT
 from hybridspec.adapters.suffix import SuffixCache
 from hybridspec.adapters.suffix.shared import BYTES_PER_TOKEN
 from hybridspec.adapters.suffix.tokens import TokenBuffer, as_int32
+from hybridspec.gate.observations import Observations
 
 PHRASE = list(range(100, 140))
+
+
+def draft(cache: SuffixCache, rid: str, most: int) -> list[int]:
+    """The tokens of one request's draft."""
+    obs = draft_rows(cache, [rid], most)
+    return [int(token) for token in obs.tokens[0, : obs.length[0]]]
+
+
+def draft_rows(cache: SuffixCache, rids: list[str], most: int) -> Observations:
+    rows = Observations.allocate(len(rids), 64)
+    cache.draft(rids, rows, most)
+    return rows
 
 
 def test_own_text_is_continued() -> None:
     cache = SuffixCache()
     cache.start("a", [1, *PHRASE, 2, 3, *PHRASE[:8]])
-    draft = cache.draft("a", 16)
-    assert draft.token_ids.tolist() == PHRASE[8:24]
-    assert draft.token_ids.dtype == np.int32
-    assert draft.probs.dtype == np.float32
-    assert (np.diff(draft.probs) <= 0).all()
-    assert draft.score == pytest.approx(float(draft.probs.sum()), rel=1e-5)
-    assert draft.match_length == 8
-    assert not draft.shared
+    rows = draft_rows(cache, ["a"], 16)
+    assert rows.length.tolist() == [16]
+    assert rows.tokens[0].tolist() == [*PHRASE[8:24], *[-1] * 48]
+    assert (np.diff(rows.probs[0]) <= 0).all()
+    assert not rows.probs[0, 16:].any()
+    assert rows.score[0] == pytest.approx(float(rows.probs.sum()), rel=1e-5)
+    assert rows.match_length.tolist() == [8]
+    assert not rows.shared[0]
 
 
 def test_finished_response_is_shared_but_a_prompt_is_not() -> None:
@@ -32,11 +44,11 @@ def test_finished_response_is_shared_but_a_prompt_is_not() -> None:
     cache.extend("a", PHRASE)
     cache.finish("a")
     cache.start("b", [7, 8, *PHRASE[:5]])
-    draft = cache.draft("b", 8)
-    assert draft.shared
-    assert draft.token_ids.tolist() == PHRASE[5:13]
+    rows = draft_rows(cache, ["b"], 8)
+    assert rows.shared[0]
+    assert rows.tokens[0, :8].tolist() == PHRASE[5:13]
     cache.start("c", [1, 2])
-    assert len(cache.draft("c", 8)) == 0
+    assert len(draft(cache, "c", 8)) == 0
 
 
 def test_responses_are_shared_while_they_are_written() -> None:
@@ -44,7 +56,7 @@ def test_responses_are_shared_while_they_are_written() -> None:
     cache.start("a", [1, 2, 3])
     cache.start("b", [4, 5, *PHRASE[:4]])
     cache.extend("a", np.array(PHRASE, np.int64))
-    assert cache.draft("b", 4).token_ids.tolist() == PHRASE[4:8]
+    assert draft(cache, "b", 4) == PHRASE[4:8]
 
 
 def test_scopes_share_nothing() -> None:
@@ -54,25 +66,25 @@ def test_scopes_share_nothing() -> None:
     cache.finish("a")
     for scope in ("y", None):
         cache.start("b", [8, *PHRASE[:5]], scope=scope)
-        assert len(cache.draft("b", 8)) == 0
+        assert len(draft(cache, "b", 8)) == 0
     cache.start("b", [8, *PHRASE[:5]], scope="x")
-    assert cache.draft("b", 8).shared
+    assert draft_rows(cache, ["b"], 8).shared[0]
 
 
 def test_draft_length_limits() -> None:
     cache = SuffixCache(max_depth=64, max_spec_factor=4.0)
     long = list(range(1000, 1200))
     cache.start("a", [*long, 1, *long[:2]])
-    assert len(cache.draft("a", 64)) == 8  # four tokens per matched token
+    assert len(draft(cache, "a", 64)) == 8  # four tokens per matched token
     cache.start("b", [*long, 1, *long[:12]])
-    assert 40 <= len(cache.draft("b", 64)) <= 52
-    assert len(cache.draft("b", 3)) == 3
-    assert cache.draft("b", 0) is EMPTY_DRAFT
+    assert 40 <= len(draft(cache, "b", 64)) <= 52
+    assert len(draft(cache, "b", 3)) == 3
+    assert draft(cache, "b", 0) == []
 
 
 def test_unknown_requests_are_harmless() -> None:
     cache = SuffixCache()
-    assert cache.draft("nobody", 8) is EMPTY_DRAFT
+    assert draft(cache, "nobody", 8) == []
     cache.extend("nobody", [1, 2])
     cache.finish("nobody")
     cache.discard("nobody")
@@ -85,7 +97,7 @@ def test_an_aborted_response_does_not_stay() -> None:
     cache.extend("a", PHRASE)
     cache.discard("a")
     cache.start("b", [7, 8, *PHRASE[:5]])
-    assert len(cache.draft("b", 8)) == 0
+    assert len(draft(cache, "b", 8)) == 0
     assert cache.stats.cached_responses == 0
 
 
@@ -99,7 +111,7 @@ def test_readmission_with_more_text_only_adds(held: int) -> None:
     cache.start("a", prompt)
     cache.extend("a", output[:held])
     cache.start("a", prompt + output)
-    assert cache.draft("a", 16).token_ids.tolist() == plain.draft("a", 16).token_ids.tolist()
+    assert draft(cache, "a", 16) == draft(plain, "a", 16)
     assert cache.stats.bytes == plain.stats.bytes
     assert cache.stats.active_requests == 1
 
@@ -111,9 +123,9 @@ def test_readmission_with_less_or_other_text_replaces() -> None:
     cache.start("a", [1, 2, 3])  # back to the prompt alone
     assert cache.stats.bytes == 3 * BYTES_PER_TOKEN
     cache.extend("a", [9, 9, 5, 6, 9, 9])
-    assert cache.draft("a", 2).token_ids.tolist()[:1] == [5]
+    assert draft(cache, "a", 2)[:1] == [5]
     cache.start("a", [4, *PHRASE, *PHRASE[:6]])
-    assert cache.draft("a", 4).token_ids.tolist() == PHRASE[6:10]
+    assert draft(cache, "a", 4) == PHRASE[6:10]
     cache.start("a", [4, *PHRASE, *PHRASE[:6]], scope="other")
     assert cache.stats.scopes == 1
 
@@ -137,13 +149,13 @@ def test_flush_forgets_and_running_requests_go_on() -> None:
     cache.flush()
     assert cache.stats.bytes == 0
     cache.extend("a", PHRASE[:6])
-    draft = cache.draft("a", 4)
-    assert draft.token_ids.tolist() == PHRASE[6:10]
-    assert not draft.shared
+    rows = draft_rows(cache, ["a"], 4)
+    assert rows.tokens[0, :4].tolist() == PHRASE[6:10]
+    assert not rows.shared[0]
     cache.finish("b")  # never used again after the flush
     cache.finish("a")
     cache.start("c", [9, *PHRASE[:6]])
-    assert len(cache.draft("c", 4)) == 0  # only the six tokens after the flush are shared
+    assert len(draft(cache, "c", 4)) == 0  # only the six tokens after the flush are shared
     cache.flush()
     cache.start("c", [9, *PHRASE[:6], 1])
     cache.discard("c")
@@ -161,16 +173,16 @@ def test_budget_evicts_oldest_response_of_least_recent_scope() -> None:
         assert cache.stats.bytes <= cache.stats.budget_bytes
     assert cache.stats.evictions >= 12
     cache.start("new", [19000, 19001, 19002], scope=1)
-    assert len(cache.draft("new", 4)) == 4
+    assert len(draft(cache, "new", 4)) == 4
     cache.start("old", [1000, 1001, 1002], scope=1)
-    assert len(cache.draft("old", 4)) == 0
+    assert len(draft(cache, "old", 4)) == 0
 
 
 def test_budget_holds_for_running_requests() -> None:
     cache = SuffixCache(budget_bytes=100 * BYTES_PER_TOKEN)
     cache.start("a", list(range(500)) + list(range(440, 450)))
     assert cache.stats.bytes <= cache.stats.budget_bytes
-    assert cache.draft("a", 4).token_ids.tolist() == [450, 451, 452, 453]  # the end was indexed
+    assert draft(cache, "a", 4) == [450, 451, 452, 453]  # the end was indexed
     for _ in range(50):
         cache.extend("a", [7, 8, 9])
     cache.start("b", [1, 2, 3])
@@ -201,7 +213,7 @@ def test_accounting_returns_to_zero_after_a_random_life() -> None:
             cache.flush()
         else:
             cache.extend(rid, rng.integers(0, 20, rng.integers(1, 5)))
-            cache.draft(rid, 16)
+            draft(cache, rid, 16)
         assert 0 <= cache.stats.bytes <= cache.stats.budget_bytes
     for rid in running:
         cache.discard(rid)

@@ -43,17 +43,14 @@ class HybridAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
         server_args.speculative_eagle_topk = 1
         server_args.speculative_num_draft_tokens = steps + 1
         server_args.enable_mixed_chunk = False
-        # Results one step late are not spliced into the suffix cache yet.
-        server_args.disable_overlap_schedule = True
-        # A captured decode graph has one verify width, and ours changes from step to step.
-        server_args.disable_cuda_graph = True
-        if server_args.cuda_graph_config is not None:
-            server_args.cuda_graph_config = with_phase(
-                server_args.cuda_graph_config, Phase.DECODE, backend=Backend.DISABLED
-            )
+        settings = config.current()
+        # A CPU has nothing to overlap with; there it is for testing what happens on a GPU.
+        if settings.overlap == "never" or (settings.overlap == "auto" and cpu.needed()):
+            server_args.disable_overlap_schedule = True
+        if cpu.needed():
+            _without_graphs(server_args)
         if server_args.max_running_requests is None:
             server_args.max_running_requests = MAX_RUNNING_REQUESTS
-        settings = config.current()
         if cpu.needed() and settings.profile is None:
             step_profile.schedule(server_args, settings.widths, settings.profile_s)
 
@@ -63,6 +60,15 @@ class HybridAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
 
         view = resolving_view(server_args)
         return max(config.current().widths[-1], view.speculative_num_draft_tokens or 1)
+
+
+def _without_graphs(server_args: Any) -> None:
+    """A CPU's graphs are torch.compile's, which needs a compiler and knows one verify width."""
+    server_args.disable_cuda_graph = True
+    if server_args.cuda_graph_config is not None:
+        server_args.cuda_graph_config = with_phase(
+            server_args.cuda_graph_config, Phase.DECODE, backend=Backend.DISABLED
+        )
 
 
 def worker_class(server_args: Any) -> type:

@@ -88,13 +88,35 @@ HOOKS: tuple[Hook, ...] = (
         f"{_SPEC}.eagle_worker_v2.EAGLEWorkerV2",
         (
             *("forward_batch_generation", "on_verify_complete_cpu", "clear_cache_pool"),
-            "_stub_skipped_draft_extend",
+            *("_stub_skipped_draft_extend", "_override_worker_state", "init_cuda_graphs"),
         ),
     ),
     Hook(
         f"{_SPEC}.eagle_worker_v2.EagleDraftWorker",
-        ("draft", "_draft_extend_for_decode", "_draft_extend_for_prefill"),
+        (
+            *("draft", "_draft_extend_for_decode", "_draft_extend_for_prefill"),
+            *("init_attention_backend", "_capture_cuda_graphs", "parallel_layout"),
+        ),
     ),
+    Hook(
+        f"{_SPEC}.adaptive_runtime_state.SpecRuntimeState",
+        (
+            *("target_attn_backend", "target_graph_runner", "draft_extend_attn_backend"),
+            "cuda_graph_runner_for_draft_extend",
+        ),
+    ),
+    Hook(
+        f"{_SRT}.model_executor.runner.DecodeCudaGraphRunner",
+        ("attn_backend", "speculative_num_steps", "speculative_num_draft_tokens"),
+    ),
+    Hook(
+        f"{_SRT}.model_executor.model_runner.ModelRunner",
+        ("_get_attention_backend", "init_new_workspace"),
+    ),
+    Hook(f"{_SRT}.model_executor.cuda_graph_config.check_cuda_graph_backend", ("phase", "backend")),
+    Hook(f"{_SRT}.utils.common.get_available_gpu_memory", ("device", "gpu_id")),
+    Hook(f"{_SRT}.runtime_context.get_exec"),
+    Hook(f"{_SRT}.runtime_context.get_schedule"),
     Hook(f"{_SRT}.model_executor.forward_batch_info.ForwardMode", ("EXTEND",)),
     Hook(
         f"{_SRT}.managers.schedule_batch.ScheduleBatch",
@@ -171,6 +193,7 @@ HOOKS: tuple[Hook, ...] = (
         f"{_SPEC}.draft_utils.DraftBackendFactory",
         ("create_decode_backend", "create_draft_extend_backend"),
     ),
+    Hook(f"{_SRT}.managers.overlap_utils.gather_spec_extras", ("indices", "hidden_states_buf")),
     Hook(f"{_SPEC}.eagle_utils._verify_uses_greedy", ("is_all_greedy",)),
     Hook(f"{_SRT}.distributed.parallel_state.GroupCoordinator", ("use_pynccl", "cpu_group")),
     Hook(

@@ -28,6 +28,7 @@ ENV = "HYBRIDSPEC_CONFIG"
 GATE_DEVICES = session.DEVICES
 POLICIES = tuple(reversed(policy.POLICIES))
 SCOPES = ("salt", "request", "global")
+OVERLAPS = ("auto", "always", "never")
 
 
 class ConfigError(ValueError):
@@ -51,6 +52,9 @@ class HybridConfig:
         suffix_min_prob: least path probability of a drafted token.
         suffix_scope: whose responses a request may be offered, one of :data:`SCOPES`: those of the
             same cache salt and LoRA adapter, none but its own, or everyone's.
+        overlap: whether steps are planned while the results of the one before are taken in
+            (SGLang's overlap scheduling): ``auto`` as SGLang would, which is not on a CPU;
+            ``always``; ``never``.
         profile: step-time profile, a name or a JSON file; None starts from times measured on this
             machine, where steps can be timed, else from the device's default.
         profile_s: most seconds that a server's first start may spend on measuring step times.
@@ -64,6 +68,7 @@ class HybridConfig:
         trace_budget_mb: size of the recorded files, MiB; the oldest go first.
         trace_features: record the gate's features of every step too.
         fault_every: testing aid: the suffix cache raises at every n-th step; 0 is off.
+        allow_untested_backend: serve with an attention backend that may not know verify widths.
         allow_untested_sglang: start although SGLang is not the version we tested with.
     """
 
@@ -77,6 +82,7 @@ class HybridConfig:
     suffix_factor: float = 4.0
     suffix_min_prob: float = 0.1
     suffix_scope: str = "salt"
+    overlap: str = "auto"
     profile: str | None = None
     profile_s: float = 10.0
     draft_extend_after: int = 32
@@ -86,21 +92,14 @@ class HybridConfig:
     trace_budget_mb: int = 1024
     trace_features: bool = False
     fault_every: int = 0
+    allow_untested_backend: bool = False
     allow_untested_sglang: bool = False
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ConfigError(
-                f"unknown policy {self.policy!r}; choose one of {', '.join(POLICIES)}"
-            )
-        if self.gate_device not in GATE_DEVICES:
-            raise ConfigError(
-                f"unknown gate_device {self.gate_device!r}; choose one of {', '.join(GATE_DEVICES)}"
-            )
-        if self.suffix_scope not in SCOPES:
-            raise ConfigError(
-                f"unknown suffix_scope {self.suffix_scope!r}; choose one of {', '.join(SCOPES)}"
-            )
+        for name, valid in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in valid:
+                raise ConfigError(f"unknown {name} {value!r}; choose one of {', '.join(valid)}")
         try:
             policy.check_ladder(self.widths)
         except GateError as error:
@@ -110,10 +109,17 @@ class HybridConfig:
         if self.trace_sample > 1.0:
             raise ConfigError(f"trace_sample must be at most 1, got {self.trace_sample}")
         for name, low in _LEAST.items():
-            value = getattr(self, name)
-            if value < low:
-                raise ConfigError(f"{name} must be at least {low}, got {value}")
+            least = getattr(self, name)
+            if least < low:
+                raise ConfigError(f"{name} must be at least {low}, got {least}")
 
+
+_CHOICES = {
+    "policy": POLICIES,
+    "gate_device": GATE_DEVICES,
+    "suffix_scope": SCOPES,
+    "overlap": OVERLAPS,
+}
 
 _LEAST: dict[str, float] = {
     "tau": 0.0,
@@ -140,6 +146,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "suffix_factor": (int, float),
     "suffix_min_prob": (int, float),
     "suffix_scope": (str,),
+    "overlap": (str,),
     "profile": (str, type(None)),
     "profile_s": (int, float),
     "draft_extend_after": (int,),
@@ -149,6 +156,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "trace_budget_mb": (int,),
     "trace_features": (bool,),
     "fault_every": (int,),
+    "allow_untested_backend": (bool,),
     "allow_untested_sglang": (bool,),
 }
 

@@ -94,8 +94,14 @@ def _suffix() -> Finding:
         return Finding(
             "suffix cache", False, f"{error}; pip install 'hybridspec[suffix]' (arctic-inference)"
         )
+    from hybridspec.adapters.suffix.front import FrontUnavailable, built
+
     version = importlib.metadata.version("arctic-inference")
-    return Finding("suffix cache", True, f"arctic-inference {version}")
+    try:
+        look_ups = f"compiled look-ups in {built()}"
+    except FrontUnavailable as reason:
+        look_ups = f"look-ups one by one ({reason})"
+    return Finding("suffix cache", True, f"arctic-inference {version}, {look_ups}")
 
 
 def _gate(folder: Path | None) -> Iterator[Finding]:

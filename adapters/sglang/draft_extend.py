@@ -36,22 +36,26 @@ class DraftExtend:
     """Called once per verified step by SGLang; ``due`` says what is to be done about it, and
     ``seconds`` how long that took on the host."""
 
-    def __init__(self, draft_worker: Any, stub: Callable[..., None]) -> None:
+    def __init__(
+        self, draft_worker: Any, stub: Callable[..., None], verified: Callable[..., None]
+    ) -> None:
         """Take the place of ``draft_worker``'s draft-extend.
 
         Args:
             draft_worker: SGLang's EAGLE3 draft worker.
             stub: fills the shape of a skipped draft-extend in, given a batch and its result.
+            verified: told of every batch and its result before anything else is done.
         """
         self.due = Extend.NOW
         self.seconds = 0.0
-        self._worker, self._stub = draft_worker, stub
+        self._worker, self._stub, self._verified = draft_worker, stub, verified
         self._now = draft_worker._draft_extend_for_decode
         self._waiting: list[_Step] = []
         draft_worker._draft_extend_for_decode = self
 
     def __call__(self, batch: ScheduleBatch, result: Any, *, kv_loc_plan: Any = None) -> None:
         """Run, put off or skip the draft-extend of a step."""
+        self._verified(batch, result)
         began = time.perf_counter()
         self._carry_out(batch, result, kv_loc_plan)
         self.seconds = time.perf_counter() - began

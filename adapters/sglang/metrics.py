@@ -53,6 +53,13 @@ class HybridMetrics:
             widths,
             registry,
         )
+        eager = Counter(
+            "hybridspec_eager_steps",
+            "Decode steps without a captured graph, though graphs are captured, by verify width.",
+            ["width"],
+            registry=registry,
+        )
+        self._eager = {width: eager.labels(str(width)) for width in widths}
         self._mixed = Counter(
             "hybridspec_mixed_steps",
             "Decode steps whose rows took drafts from different sources.",
@@ -175,6 +182,10 @@ class HybridMetrics:
                 self._proposed[value].inc(float(tokens))
         if np.count_nonzero(rows) > 1:
             self._mixed.inc()
+
+    def eager_step(self, width: int) -> None:
+        """Count a step that no captured graph fitted."""
+        self._eager[width].inc()
 
     def step_time(self, width: int, seconds: float, expected: float) -> None:
         """Count one step's wall time, and what was expected of it."""

@@ -8,29 +8,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from hybridspec.adapters.base import EMPTY_DRAFT, Draft, Source
+from hybridspec.adapters.base import Source
 from hybridspec.adapters.sglang.acceptance_watch import AcceptanceWatch
+from hybridspec.adapters.sglang.cache_drafts import CacheDrafts
 from hybridspec.adapters.sglang.config import HybridConfig
 from hybridspec.adapters.sglang.deferral import Deferral, Extend
 from hybridspec.adapters.sglang.gate_swaps import GateSwaps
 from hybridspec.adapters.sglang.metrics import HybridMetrics
 from hybridspec.adapters.sglang.predictor import Predictor
 from hybridspec.adapters.sglang.request_report import RequestReport, attach
-from hybridspec.adapters.sglang.requests import Followed, FollowedRequests, prompt, scope
+from hybridspec.adapters.sglang.requests import Followed, FollowedRequests, Relayed
 from hybridspec.adapters.sglang.step_plan import StepPlan
 from hybridspec.adapters.sglang.step_profile import starting_times
 from hybridspec.adapters.sglang.step_recorder import StepRecorder
 from hybridspec.adapters.sglang.step_times import RanStep, StepTimes
-from hybridspec.adapters.suffix import SuffixCache
 from hybridspec.gate.acceptance import ModelAcceptance
 from hybridspec.gate.base import Decision, StepView
 from hybridspec.gate.cost import Hopeful
@@ -104,14 +105,7 @@ class StepPlanner:
         """
         self._model_steps = model_steps
         self._times_steps = times_steps
-        self._fault_every = settings.fault_every
-        self._scope = settings.suffix_scope
-        self._cache = SuffixCache(
-            max_depth=settings.suffix_depth,
-            budget_bytes=settings.suffix_budget_mb << 20,
-            max_spec_factor=settings.suffix_factor,
-            min_token_prob=settings.suffix_min_prob,
-        )
+        self._cache = CacheDrafts(settings)
         self._requests = FollowedRequests(SLOTS, self._vanished)
         widest = settings.widths[-1] - 1
         self._predictor = Predictor(settings.gate, widest, SLOTS, settings.gate_device)
@@ -157,7 +151,12 @@ class StepPlanner:
         self._logged: set[str] = set()
         self._steps = 0
 
-    def plan(self, requests: Sequence[Any], foretold: NDArray[np.int64] | None = None) -> StepPlan:
+    def plan(
+        self,
+        requests: Sequence[Any],
+        foretold: NDArray[np.int64] | None = None,
+        relayed: Mapping[str, Relayed] = MappingProxyType({}),
+    ) -> StepPlan:
         """Decide one step of a batch.
 
         Args:
@@ -165,6 +164,7 @@ class StepPlanner:
             foretold: int64 ``[rows]``, EAGLE3's prediction of each row's next token, where the host
                 can have it for nothing; ignored while the draft head is behind. It is judged
                 whatever is verified, so EAGLE3's acceptance stays known while it is not used.
+            relayed: by request id, what the newest batch produced (overlap scheduling).
         """
         if self._profiler is not None:
             decision = self._profiler.decide(requests)
@@ -172,15 +172,14 @@ class StepPlanner:
                 return _carry_out(decision, self._buffer.head(len(requests)))
             self._guarded("step_times", self._profiler.conclude, None)
             self._profiler = None
-        rows, new = self._requests.rows(requests)
+        rows, new = self._requests.rows(requests, relayed)
         slots = np.array([row.slot for row in rows], np.int64)
         if self._swaps is not None:
             self._swaps.between_steps()
         self._grow(len(rows))
-        self._settle_tokens(rows)
+        self._settle_tokens(rows, relayed)
         self._reset(slots[np.array(new)])
-        drafts = self._guarded("suffix_cache", lambda: self._draft(rows), None)
-        observations = self._observe(rows, slots, drafts)
+        observations = self._observe(rows, slots)
         view = self._view(rows, slots, observations)
         behind = self._deferral.behind
         decision, extend = self._decide(view, behind)
@@ -217,11 +216,12 @@ class StepPlanner:
             decision = decide(replace(view, model_survival=view.model_survival[:, :0]))
         return decision, self._deferral.next(wanted, view.rows, decision.width)
 
-    def settle(self, accepted: Sequence[int]) -> None:
-        """Take in the accepted lengths (bonus excluded, row order) of the planned step."""
+    def settle(self, accepted: Sequence[int]) -> bool:
+        """Take in the accepted lengths (bonus excluded, row order) of the planned step; whether
+        they were not known yet."""
         pending = self._pending
         if pending is None or pending.accepted is not None or len(accepted) != len(pending.rows):
-            return
+            return False
         pending.accepted = np.array(accepted, np.int32)
         plan = pending.plan
         self.metrics.outcome(plan.source, pending.accepted, pending.expected)
@@ -237,6 +237,7 @@ class StepPlanner:
                 lambda: recorder.step(pending.number, pending.rows, known, plan, done),
                 None,
             )
+        return True
 
     def _alarm(self, source: Source, level: str) -> None:
         self.metrics.acceptance_alarm(source, level)
@@ -266,7 +267,7 @@ class StepPlanner:
         row = self._requests.pop(rid)
         if row is None:
             return
-        self._guarded("suffix_cache", lambda: self._close(rid, row), None)
+        self._guarded("suffix_cache", lambda: self._cache.finish(rid, row), None)
         self._show_cache()
         attach(row.request, self._report.of(row.slot))
         if (recorder := self._recorder) is not None:
@@ -299,18 +300,11 @@ class StepPlanner:
         stats = self._cache.stats
         self.metrics.suffix_cache(stats.active_requests, stats.bytes)
 
-    def _close(self, rid: str, row: Followed) -> None:
-        if row.aborted() or self._scope == "request":
-            self._cache.discard(rid)
-            return
-        self._cache.extend(rid, row.last_tokens())
-        self._cache.finish(rid)
-
-    def _settle_tokens(self, rows: list[Followed]) -> None:
+    def _settle_tokens(self, rows: list[Followed], relayed: Mapping[str, Relayed]) -> None:
         """Extend trees by what the last step produced, and teach the predictor with it."""
-        fresh = [row.new_tokens() for row in rows]
+        fresh = [row.new_tokens(relayed.get(row.request.rid)) for row in rows]
         pending, self._pending = self._pending, None
-        self._guarded("suffix_cache", lambda: self._extend(rows, fresh), None)
+        self._guarded("suffix_cache", lambda: self._cache.extend(rows, fresh), None)
         if pending is None or pending.accepted is None:
             return
         at = {id(row): index for index, row in enumerate(rows)}
@@ -338,33 +332,18 @@ class StepPlanner:
         hit = (first == pending.foretold[kept])[judged].astype(np.int32)
         self._acceptance.observe(pending.slots[kept][judged], np.ones_like(hit), hit)
 
-    def _extend(self, rows: list[Followed], fresh: list[NDArray[np.int32]]) -> None:
-        if self._fault_every and self._steps % self._fault_every == self._fault_every - 1:
-            for row in rows:
-                row.cached = False
-            raise RuntimeError("fault_every: raised on purpose")
-        for row, tokens in zip(rows, fresh, strict=True):
-            request = row.request
-            if row.cached:
-                row.cached = False  # stays so if the cache raises: then it starts over
-                self._cache.extend(request.rid, tokens)
-            else:
-                self._cache.start(request.rid, prompt(request), scope(request, self._scope))
-                self._cache.extend(request.rid, row.output())
-            row.cached = True
-
-    def _draft(self, rows: list[Followed]) -> list[Draft]:
-        return [self._cache.draft(row.request.rid, self._predictor.depth) for row in rows]
-
-    def _observe(
-        self, rows: list[Followed], slots: NDArray[np.int64], drafts: list[Draft] | None
-    ) -> Observations:
+    def _observe(self, rows: list[Followed], slots: NDArray[np.int64]) -> Observations:
         observations = self._buffer.head(len(rows))
+
+        def draft() -> bool:
+            self._cache.draft(rows, observations, self._predictor.depth)
+            return True
+
+        if not self._guarded("suffix_cache", draft, False):
+            observations.clear_drafts()
         for index, row in enumerate(rows):
-            request = row.request
-            draft = EMPTY_DRAFT if drafts is None else drafts[index]
-            last = request.output_ids[-1] if request.output_ids else request.origin_input_ids[-1]
-            observations.put(index, draft, last, len(request.origin_input_ids), row.taken)
+            prompt_length = len(row.request.origin_input_ids)
+            observations.put(index, row.newest_token(), prompt_length, row.taken)
         observations.history[:] = self._predictor.history(slots)
         return observations
 

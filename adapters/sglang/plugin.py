@@ -60,7 +60,7 @@ def _register() -> None:
     ):
         HookRegistry.register(target, hook, HookType.AROUND)
     SpeculativeAlgorithm.register(
-        config.NAME, supports_overlap=False, spec_class=algorithm.HybridAlgorithm
+        config.NAME, supports_overlap=True, spec_class=algorithm.HybridAlgorithm
     )(algorithm.worker_class)
 
 

@@ -6,9 +6,9 @@ waiting request is aborted, so requests unseen for long are dropped; one that co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,25 @@ loses its trees' warmth, so the number needs no care."""
 _UNLIMITED = 1 << 30
 
 
+_NONE: NDArray[np.int32] = np.empty(0, np.int32)
+
+
+class Relayed(NamedTuple):
+    """What the newest batch produced for a request, where ``output_ids`` may lack it still.
+
+    ``tokens``: int32 ``[n]``. ``held``: length of ``output_ids`` when the batch was launched.
+    """
+
+    tokens: NDArray[np.int32]
+    held: int
+
+
 @dataclass(slots=True)
 class Followed:
     """One request: SGLang's object, its slot, and how much of its output we have taken in.
 
     ``most``: tokens it may produce at most. ``cached``: whether the suffix cache holds the
-    request's context up to ``taken``.
+    request's context up to ``taken``. ``ahead``: the tokens last taken from the relay.
     """
 
     request: Any
@@ -36,19 +49,31 @@ class Followed:
     last_step: int
     most: int
     cached: bool = False
+    ahead: NDArray[np.int32] = field(default_factory=lambda: _NONE)
 
     def room(self) -> int:
         """Draft tokens that a step may accept before the request reaches its token limit: one less
         than it may still produce, for the bonus token."""
         return max(self.most - self.taken - 1, 0)
 
-    def new_tokens(self) -> NDArray[np.int32]:
-        """Output tokens (int32 ``[n]``) since the last call; marks them taken."""
-        output = self.request.output_ids
+    def new_tokens(self, relayed: Relayed | None = None) -> NDArray[np.int32]:
+        """Output tokens (int32 ``[n]``) since the last call; marks them taken.
+
+        ``relayed`` counts where ``output_ids`` has nothing new: a step adds one token at least.
+        """
         # A slice is a copy: a view would lock SGLang's growing array.
-        fresh = np.array(output[self.taken :], dtype=np.int32)
-        self.taken = len(output)
+        fresh = np.array(self.request.output_ids[self.taken :], dtype=np.int32)
+        if not len(fresh) and relayed is not None:
+            fresh = self.ahead = relayed.tokens
+        self.taken += len(fresh)
         return fresh
+
+    def newest_token(self) -> int:
+        """The last token of the context as far as taken."""
+        output = self.request.output_ids
+        if self.taken > len(output):
+            return int(self.ahead[-1])
+        return int(output[self.taken - 1] if self.taken else self.request.origin_input_ids[-1])
 
     def last_tokens(self) -> NDArray[np.int32]:
         """As :meth:`new_tokens`, of a request that ended: nothing beyond its end. An accepted run
@@ -61,7 +86,9 @@ class Followed:
 
     def output(self) -> NDArray[np.int32]:
         """All output tokens taken so far, int32 ``[n]``."""
-        return np.array(self.request.output_ids[: self.taken], dtype=np.int32)
+        known = np.array(self.request.output_ids[: self.taken], dtype=np.int32)
+        lacking = self.taken - len(known)
+        return np.concatenate([known, self.ahead[-lacking:]]) if lacking else known
 
     def ended_by(self) -> str:
         """How the request ended (``stop``, ``length``, ``abort``); empty while it has not."""
@@ -91,7 +118,9 @@ class FollowedRequests:
         """Slots there are; grows, never shrinks."""
         return self._capacity
 
-    def rows(self, requests: Sequence[Any]) -> tuple[list[Followed], list[bool]]:
+    def rows(
+        self, requests: Sequence[Any], relayed: Mapping[str, Relayed]
+    ) -> tuple[list[Followed], list[bool]]:
         """The batch's requests in order, and which of them are followed only from now on."""
         self._step += 1
         if self._step % SWEEP_EVERY == 0:
@@ -101,7 +130,9 @@ class FollowedRequests:
             row = self._by_rid.get(request.rid)
             fresh = row is None or row.request is not request
             if row is None or fresh:
-                row = self._follow(request, row)
+                newest = relayed.get(request.rid)
+                taken = len(request.output_ids) if newest is None else newest.held
+                row = self._follow(request, taken, row)
             row.last_step = self._step
             rows.append(row)
             new.append(fresh)
@@ -120,7 +151,7 @@ class FollowedRequests:
             self.pop(rid)
             self._on_drop(rid)
 
-    def _follow(self, request: Any, replaced: Followed | None) -> Followed:
+    def _follow(self, request: Any, taken: int, replaced: Followed | None) -> Followed:
         if replaced is not None:
             self.pop(request.rid)
         if not self._free:
@@ -130,7 +161,7 @@ class FollowedRequests:
         row = Followed(
             request,
             self._free.pop(),
-            len(request.output_ids),
+            taken,
             self._step,
             _UNLIMITED if most is None else most,
         )

@@ -33,6 +33,16 @@ _REFUSED_FLAGS: dict[str, str] = {
 }
 
 
+BACKENDS = ("fa3", "flashinfer", "triton", "portable")
+"""Attention backends whose verify takes its width from the step or from the state that we build for
+it (read in SGLang 0.5.23; ``portable`` is ours for CPUs)."""
+_BACKEND_FLAGS = (
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+    "speculative_draft_attention_backend",
+)
+
 DEFAULT_STEPS = 3
 """EAGLE3 draft steps when ``--speculative-num-steps`` is not given: of one to six the best for the
 demo's head on code edits and chat together (``hybridspec demo eval-head``, two CPU cores)."""
@@ -69,6 +79,7 @@ def given(settings: config.HybridConfig, namespace: Any) -> None:
 
 def _given_problems(settings: config.HybridConfig, namespace: Any) -> Iterator[str]:
     yield from _flag_problems(namespace)
+    yield from _backend_problems(settings, namespace)
     yield from _draft_problems(settings, namespace)
     head = getattr(namespace, "speculative_draft_model_path", None)
     target = getattr(namespace, "model_path", None)
@@ -91,6 +102,7 @@ def _problems(args: Any) -> Iterator[str]:
         yield problem
     yield from compat.hook_problems()
     yield from _flag_problems(args)
+    yield from _backend_problems(settings, args)
     yield from _draft_problems(settings, args)
     yield from head_problems(args.speculative_draft_model_path, args.model_path)
     if settings.gate is not None:
@@ -140,6 +152,24 @@ def _draft_problems(settings: config.HybridConfig, args: Any) -> Iterator[str]:
                 f"--speculative-accept-threshold-{name} below 1 changes what is said; HYBRID keeps "
                 "the target's distribution"
             )
+
+
+def _backend_problems(settings: config.HybridConfig, args: Any) -> Iterator[str]:
+    for name in _BACKEND_FLAGS:
+        chosen = getattr(args, name, None)
+        if problem := backend_problem(settings, chosen):
+            yield f"--{name.replace('_', '-')} {problem}"
+
+
+def backend_problem(settings: config.HybridConfig, chosen: str | None) -> str | None:
+    """What is wrong with an attention backend, if SGLang or the user has chosen one."""
+    if chosen is None or chosen in BACKENDS or settings.allow_untested_backend:
+        return None
+    return (
+        f"{chosen}: nobody has tried HYBRID's changing verify widths with this attention backend; "
+        f"choose one of {', '.join(BACKENDS[:-1])}, or set allow_untested_backend in "
+        "--hybrid-config"
+    )
 
 
 def _flag_problems(args: Any) -> Iterator[str]:

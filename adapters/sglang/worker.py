@@ -7,8 +7,7 @@ target verify, sampling and every scheduler contract stay SGLang's.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +18,60 @@ from sglang.srt.layers.moe.utils import (
     speculative_moe_backend_context,
 )
 from sglang.srt.managers.schedule_batch import ScheduleBatch
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import attention_backends, get_parallel, get_schedule
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_utils import draft_tp_context, spec_stage_span
 
 from hybridspec.adapters.base import Source
-from hybridspec.adapters.sglang import config, min_p
+from hybridspec.adapters.sglang import config, min_p, validate
 from hybridspec.adapters.sglang.chain import ChainBuilder
 from hybridspec.adapters.sglang.draft_extend import DraftExtend
 from hybridspec.adapters.sglang.plan_channel import PlanChannel
 from hybridspec.adapters.sglang.planner import StepPlanner
 from hybridspec.adapters.sglang.step_plan import StepPlan
+from hybridspec.adapters.sglang.token_relay import TokenRelay
+from hybridspec.adapters.sglang.width_states import WidthStates
 
 
 class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
     """Drafts from the suffix cache, EAGLE3 or nothing, row by row, and verifies one chain width."""
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        for chosen in attention_backends():
+            if problem := validate.backend_problem(config.current(), chosen):
+                raise ValueError(f"hybridspec: attention backend {problem}")
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self._steps = self.speculative_num_steps
         self._chains = ChainBuilder(self.device)
-        self._draft_extend = DraftExtend(self.draft_worker, self._stub_skipped_draft_extend)
+        self._states: WidthStates | None = None
+        self._draft_extend = DraftExtend(
+            self.draft_worker, self._stub_skipped_draft_extend, self._verified
+        )
         tp = get_tp_group() if get_parallel().tp_size > 1 else None
         widest = config.current().widths[-1]
         self._channel = PlanChannel(tp.cpu_group, tp.ranks[0], widest) if tp else None
         self._planner: StepPlanner | None = None  # another rank decides
+        self._relay: TokenRelay | None = None  # results are taken in before the next step
+        self._relayed = 0  # settled steps whose results the scheduler has not taken in yet
         if self._channel is None or self._channel.leads:
+            overlaps = not get_schedule().disable_overlap_schedule
+            self._relay = TokenRelay(str(self.device)) if overlaps else None
             self._planner = StepPlanner(
                 config.current(),
                 model_steps=self._steps,
                 device=str(self.device),
                 # A step's wall time is its true time only where it runs synchronously.
-                times_steps=str(self.device) == "cpu",
+                times_steps=str(self.device) == "cpu" and not overlaps,
                 model=Path(server_args.model_path).name,
                 most_rows=server_args.max_running_requests,
             )
+
+    def init_cuda_graphs(self) -> None:
+        """Called when all of SGLang's backends are built: build those of the other widths."""
+        super().init_cuda_graphs()
+        self._states = WidthStates(self)
+        self._states.build(config.current().widths)
 
     def forward_batch_generation(
         self,
@@ -66,29 +83,50 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
         """One step of a batch; decode steps are drafted here, all else is passed on unchanged."""
         mode = batch.forward_mode
         if mode.is_extend() or batch.is_extend_in_batch or mode.is_idle() or not batch.reqs:
-            if self._planner is not None:
-                self._planner.interrupted()
-            return super().forward_batch_generation(
-                batch, on_publish, grammar_barrier, pp_proxy_tensors
-            )
+            return self._pass_on(batch, on_publish, grammar_barrier, pp_proxy_tensors)
         started = time.perf_counter()
         first = self._free_model_token(batch)
         plan = self._plan(batch, first)
         self._draft_extend.due = plan.extend
-        batch.spec_info = self._verify_input(batch, plan, first)
-        with self._verifying(plan.width), min_p.during(batch.sampling_info):
+        bonus = batch.spec_info.bonus_tokens
+        draft = self._draft_tokens(batch, plan, first)
+        assert self._states is not None
+        with self._states.using(plan.width), min_p.during(batch.sampling_info):
+            batch.spec_info = self._verify_input(batch, plan, bonus, draft)
             result = super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
             )
         if self._planner is not None:
             self._planner.ran(started, time.perf_counter(), self._draft_extend.seconds)
+            if self._states.captures and not result.can_run_cuda_graph:
+                self._planner.metrics.eager_step(plan.width)
         return result
+
+    def _pass_on(self, batch: ScheduleBatch, *args: Any) -> Any:
+        """A prefill, or nothing to run."""
+        if self._planner is not None:
+            self._planner.interrupted()
+        result = super().forward_batch_generation(batch, *args)
+        if self._relay is None:
+            return result
+        if result.next_token_ids is None:
+            self._relay.forget()
+        else:
+            self._relay.launched(batch.reqs, result.next_token_ids, None)
+        return result
+
+    def _verified(self, batch: ScheduleBatch, result: Any) -> None:
+        """Called once a decode step's tokens are decided, before its draft-extend."""
+        if self._relay is not None:
+            self._relay.launched(batch.reqs, result.next_token_ids, result.accept_lens)
 
     def on_verify_complete_cpu(
         self, num_correct_drafts_per_req: list[int], batch_size: int = 0
     ) -> None:
         """Called with each row's accepted length (bonus excluded) once it is on the host."""
-        if self._planner is not None:
+        if self._relayed:
+            self._relayed -= 1
+        elif self._planner is not None:
             self._planner.settle(num_correct_drafts_per_req)
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
@@ -114,16 +152,23 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
             assert self._channel is not None
             return self._channel.receive(len(batch.reqs))
         on_host = first.device.type == "cpu"  # elsewhere, reading it would wait for the device
-        plan = self._planner.plan(batch.reqs, first.numpy() if on_host else None)
+        newest = self._relay.take() if self._relay is not None else None
+        if newest is not None and newest.accepted is not None:
+            # The scheduler will tell the same later.
+            self._relayed += self._planner.settle(newest.accepted)
+        plan = self._planner.plan(
+            batch.reqs,
+            first.numpy() if on_host else None,
+            newest.tokens if newest is not None else {},
+        )
         if self._channel is not None:
             self._channel.send(plan)
         return plan
 
-    def _verify_input(
+    def _draft_tokens(
         self, batch: ScheduleBatch, plan: StepPlan, first: torch.Tensor
-    ) -> EagleVerifyInput:
-        # EagleDraftInput of the last draft-extend; drafting must not see ours in its place.
-        state = batch.spec_info
+    ) -> torch.Tensor:
+        """What the rows propose, int64 ``[rows, width - 1]``."""
         draft = torch.from_numpy(plan.tokens).to(self.device, torch.int64, non_blocking=True)
         if plan.model_length:
             chain = self._model_chain(batch) if plan.model_forward else first[:, None]
@@ -131,8 +176,13 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
             of_model = torch.from_numpy(plan.source == Source.MODEL).to(self.device)[:, None]
             columns = draft[:, : chain.shape[1]]
             columns.copy_(torch.where(of_model, chain, columns))
+        return draft
+
+    def _verify_input(
+        self, batch: ScheduleBatch, plan: StepPlan, bonus: torch.Tensor, draft: torch.Tensor
+    ) -> EagleVerifyInput:
         return self._chains.build(
-            state.bonus_tokens,
+            bonus,
             draft,
             plan.length,
             batch.seq_lens,
@@ -156,17 +206,3 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
             tree: EagleVerifyInput = self.draft_worker.draft(batch)
         chain: torch.Tensor = tree.draft_token.view(-1, self._steps + 1)[:, 1:]
         return chain
-
-    @contextmanager
-    def _verifying(self, width: int) -> Iterator[None]:
-        """Give both workers this step's width; SGLang reads it in verify and in draft-extend."""
-        workers = (self, self.draft_worker)
-        for worker in workers:
-            worker.speculative_num_steps = width - 1
-            worker.speculative_num_draft_tokens = width
-        try:
-            yield
-        finally:
-            for worker in workers:
-                worker.speculative_num_steps = self._steps
-                worker.speculative_num_draft_tokens = self._steps + 1

@@ -7,17 +7,35 @@ This module does not know engines, batches, gates or whether a draft will be ver
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import logging
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
 
 import numpy as np
-from arctic_inference.suffix_decoding.cache import SuffixTree
-from numpy.typing import NDArray
 
-from hybridspec.adapters.base import EMPTY_DRAFT, Draft
+from hybridspec.adapters.base import Drafts
+from hybridspec.adapters.suffix.front import CompiledTrees, FrontUnavailable
+from hybridspec.adapters.suffix.library import LibraryTrees
 from hybridspec.adapters.suffix.shared import BYTES_PER_TOKEN, Scope, SharedResponses
 from hybridspec.adapters.suffix.tokens import TokenBuffer, TokenIds, as_int32
+from hybridspec.adapters.suffix.trees import Growth, Limits, LookUp, Tree, Trees
+
+logger = logging.getLogger(__name__)
+
+
+@cache
+def best_trees() -> Trees:
+    """The compiled front, built on first use, or else the library's binding; says once why."""
+    try:
+        return CompiledTrees()
+    except FrontUnavailable as reason:
+        logger.warning(
+            "hybridspec: suffix look-ups are made one by one (%s); steps of many requests take "
+            "longer",
+            reason,
+        )
+        return LibraryTrees()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +57,7 @@ class _Request:
 
     key: Hashable
     tokens: TokenBuffer
-    own: SuffixTree | None = None
+    own: Tree | None = None
     indexed: int = 0  # tokens in ``own``
     scope: Scope | None = None
     sequence: int = 0
@@ -61,6 +79,7 @@ class SuffixCache:
         budget_bytes: int = 512 << 20,
         max_spec_factor: float = 4.0,
         min_token_prob: float = 0.1,
+        trees: Trees | None = None,
     ) -> None:
         """Make an empty cache.
 
@@ -72,6 +91,7 @@ class SuffixCache:
                 tokens a position, while the score's error grows from 3.9 to 8.4 / 1.3 to 7.2.
             min_token_prob: a draft ends before the path probability falls below this. 0.02 to 0.1
                 made no difference there; 0.3 loses 3-13% of the drafts.
+            trees: how trees are had; the best way that this machine has by default.
 
         Raises:
             ValueError: a setting out of range.
@@ -84,12 +104,13 @@ class SuffixCache:
         self._max_depth = max_depth
         self._budget_tokens = budget_bytes // BYTES_PER_TOKEN
         self._budget_bytes = budget_bytes
-        self._factor = float(max_spec_factor)
-        self._min_prob = float(min_token_prob)
+        self._trees = trees or best_trees()
+        self._limits = Limits(max_depth, float(max_spec_factor), float(min_token_prob))
+        self._nobody = LookUp(self._trees.tree(max_depth), -1, None, -1, TokenBuffer(as_int32([])))
         self._requests: dict[str, _Request] = {}
         self._own_tokens = 0
         self._starved = 0
-        self._shared = SharedResponses(max_depth)
+        self._shared = SharedResponses(self._trees, max_depth)
 
     def start(self, rid: str, prompt: TokenIds, scope: Hashable = None) -> None:
         """Register a request whose context so far is ``prompt``.
@@ -116,50 +137,34 @@ class SuffixCache:
         self._index(request)
 
     def extend(self, rid: str, tokens: TokenIds) -> None:
-        """Add newly accepted tokens (bonus included) of this step to the own and the shared tree.
+        """Add newly accepted tokens (bonus included) of one request: see :meth:`extend_all`."""
+        self.extend_all([rid], [tokens])
 
-        An unknown ``rid`` is ignored.
+    def extend_all(self, rids: Sequence[str], tokens: Sequence[TokenIds]) -> None:
+        """Add each request's newly accepted tokens (bonus included) to its own and its shared tree.
+
+        Unknown requests are ignored.
         """
-        request = self._requests.get(rid)
-        if request is None or len(tokens) == 0:
-            return
-        new = as_int32(tokens)
-        if request.own is None:
-            self._index(request)
-        request.tokens.append(new)
-        if not request.starved:
-            self._grow(request, new)
+        rows = [
+            growth
+            for rid, new in zip(rids, tokens, strict=True)
+            if (growth := self._growth(self._requests.get(rid), new)) is not None
+        ]
+        if rows:
+            self._trees.grow(rows)
 
-    def draft(self, rid: str, max_tokens: int) -> Draft:
-        """The best continuation of the request's context: a chain of at most ``max_tokens`` tokens.
+    def draft(self, rids: Sequence[str], into: Drafts, most: int) -> None:
+        """Write the best continuation of each request's context: a chain of up to ``most`` tokens.
 
-        Returns:
-            The draft, or ``EMPTY_DRAFT`` for an unknown ``rid`` or without a match. Ties go to the
-            request's own text.
+        A row stays empty for an unknown id or without a match. Ties go to the request's own text.
+
+        Args:
+            rids: requests in row order.
+            into: written in place, the first ``len(rids)`` rows.
+            most: most tokens of a draft; never more than ``into`` is deep.
         """
-        request = self._requests.get(rid)
-        if request is None or max_tokens <= 0:
-            return EMPTY_DRAFT
-        if request.own is None:
-            self._index(request)
-        assert request.own is not None
-        assert request.scope is not None
-        tail = request.tokens.tail(self._max_depth)
-        best = self._look_up(request.own, tail, max_tokens)
-        shared = False
-        if request.scope.lengths:
-            other = self._look_up(request.scope.tree, tail, max_tokens)
-            if other.score > best.score:
-                best, shared = other, True
-        if best.score <= 0.0:
-            return EMPTY_DRAFT
-        return Draft(
-            token_ids=np.array(best.token_ids, np.int32),
-            probs=np.array(best.probs, np.float32),
-            score=best.score,
-            match_length=best.match_len,
-            shared=shared,
-        )
+        rows = [self._look_up(rid) for rid in rids]
+        self._trees.draft(rows, into, min(most, into.tokens.shape[1]), self._limits)
 
     def finish(self, rid: str) -> None:
         """The request ended: its own tree goes, its response stays shared until evicted."""
@@ -192,34 +197,53 @@ class SuffixCache:
             starved_requests=self._starved,
         )
 
-    def _look_up(self, tree: SuffixTree, tail: NDArray[np.int32], limit: int) -> Any:
-        return tree.speculate_ndarray(tail, limit, self._factor, 0.0, self._min_prob, False)
+    def _look_up(self, rid: str) -> LookUp:
+        request = self._requests.get(rid)
+        if request is None:
+            return self._nobody
+        if request.own is None:
+            self._index(request)
+        assert request.own is not None
+        assert request.scope is not None
+        shared = request.scope.tree if request.scope.lengths else None
+        if request.starved:
+            return LookUp(request.own, -1, shared, -1, request.tokens)
+        return LookUp(request.own, 0, shared, request.sequence, request.tokens)
 
     def _index(self, request: _Request) -> None:
         """Build the request's own tree from its context and open its response in its scope."""
         room = self._make_room(len(request.tokens))
-        request.own = SuffixTree(self._max_depth)
+        request.own = self._trees.tree(self._max_depth)
         context = request.tokens.tail(room)
         if len(context):
-            request.own.extend_ndarray(0, context)
+            request.own.extend(0, context)
         request.indexed = len(context)
         self._own_tokens += len(context)
         if request.indexed < len(request.tokens):
             self._starve(request)
         request.scope, request.sequence = self._shared.open(request.key)
 
-    def _grow(self, request: _Request, new: NDArray[np.int32]) -> None:
+    def _growth(self, request: _Request | None, tokens: TokenIds) -> Growth | None:
+        """Take in a request's new tokens; what its trees are to be extended by."""
+        count = len(tokens)
+        if request is None or not count:
+            return None
+        if request.own is None:
+            self._index(request)
+        request.tokens.append(as_int32(tokens))
+        if request.starved:
+            return None
         copies = 2  # one in the request's own tree, one in the shared tree
-        if self._make_room(copies * len(new)) < copies * len(new):
+        if self._make_room(copies * count) < copies * count:
             # Growing later would join tokens that never stood together.
             self._starve(request)
-            return
+            return None
         assert request.own is not None
-        request.own.extend_ndarray(0, new)
-        request.indexed += len(new)
-        self._own_tokens += len(new)
         assert request.scope is not None
-        self._shared.extend(request.scope, request.sequence, new)
+        request.indexed += count
+        self._own_tokens += count
+        self._shared.grown(request.scope, request.sequence, count)
+        return Growth(request.own, request.scope.tree, request.sequence, request.tokens, count)
 
     def _starve(self, request: _Request) -> None:
         request.starved = True

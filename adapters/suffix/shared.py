@@ -10,9 +10,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-import numpy as np
-from arctic_inference.suffix_decoding.cache import SuffixTree
-from numpy.typing import NDArray
+from hybridspec.adapters.suffix.trees import Tree, Trees
 
 # Resident bytes per indexed token, measured on 300 English responses and prompts (348k tokens,
 # depth 64): 287 in one shared tree, 248 in trees of single prompts. Rounded up.
@@ -23,7 +21,7 @@ BYTES_PER_TOKEN = 300
 class Scope:
     """Responses that may be continued by each other's requests."""
 
-    tree: SuffixTree
+    tree: Tree
     lengths: dict[int, int] = field(
         default_factory=dict
     )  # sequence id -> tokens, live and finished
@@ -34,8 +32,8 @@ class Scope:
 class SharedResponses:
     """Shared trees of all scopes; eviction takes the least recent scope's oldest response."""
 
-    def __init__(self, max_depth: int) -> None:
-        self._max_depth = max_depth
+    def __init__(self, trees: Trees, max_depth: int) -> None:
+        self._trees, self._max_depth = trees, max_depth
         self._scopes: OrderedDict[Hashable, Scope] = OrderedDict()  # least recently used first
         self._next_sequence = 0
         self._finished = 0
@@ -55,18 +53,17 @@ class SharedResponses:
         """The scope of ``key`` (made if new, now most recent) and a fresh sequence id in it."""
         scope = self._scopes.get(key)
         if scope is None:
-            scope = self._scopes[key] = Scope(SuffixTree(self._max_depth))
+            scope = self._scopes[key] = Scope(self._trees.tree(self._max_depth))
         self._scopes.move_to_end(key)
         scope.live += 1
         # int32 in the tree: wraps after 2**31 requests, long after the old holder was evicted.
         self._next_sequence = (self._next_sequence + 1) & 0x7FFFFFFF
         return scope, self._next_sequence
 
-    def extend(self, scope: Scope, sequence: int, tokens: NDArray[np.int32]) -> None:
-        """Append ``tokens`` (int32 ``[n]``, n > 0) to the response ``sequence`` of ``scope``."""
-        scope.tree.extend_ndarray(sequence, tokens)
-        scope.lengths[sequence] = scope.lengths.get(sequence, 0) + len(tokens)
-        self.tokens += len(tokens)
+    def grown(self, scope: Scope, sequence: int, count: int) -> None:
+        """``count`` tokens are appended to the response ``sequence`` of ``scope`` by the caller."""
+        scope.lengths[sequence] = scope.lengths.get(sequence, 0) + count
+        self.tokens += count
 
     def close(self, key: Hashable, scope: Scope, sequence: int, keep: bool) -> None:
         """End a response: keep it for others until evicted, or remove it now."""

@@ -30,6 +30,7 @@ class TokenBuffer:
         # Room for a typical answer at once; one copy per doubling after that.
         self._data = np.empty(max(256, 2 * len(tokens)), np.int32)
         self._data[: len(tokens)] = tokens
+        self._address = self._data.ctypes.data
         self._length = len(tokens)
 
     def __len__(self) -> int:
@@ -42,12 +43,18 @@ class TokenBuffer:
             grown = np.empty(2 * end, np.int32)
             grown[: self._length] = self._data[: self._length]
             self._data = grown
+            self._address = grown.ctypes.data
         self._data[self._length : end] = tokens
         self._length = end
 
     def tail(self, count: int) -> NDArray[np.int32]:
         """View of the last ``count`` tokens (or all, if fewer); valid until the next append."""
         return self._data[max(0, self._length - count) : self._length]
+
+    def place(self, count: int) -> tuple[int, int]:
+        """Address and number of what :meth:`tail` views, for compiled code."""
+        start = max(0, self._length - count)
+        return self._address + start * self._data.itemsize, self._length - start
 
     def view(self) -> NDArray[np.int32]:
         """View of all tokens; valid until the next append."""

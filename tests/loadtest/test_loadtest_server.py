@@ -107,6 +107,7 @@ def test_a_program_that_cannot_run_fails(tmp_path: Path) -> None:
         ("", "the log is empty"),
         ("one\ntwo\n\n", "two"),
         ("TypeError: bad\nhybridspec: no gate at /x\nTraceback", "hybridspec: no gate at /x"),
+        ("[2026-01-01 00:00:00] hybridspec: a record\nValueError: bad", "ValueError: bad"),
         ('  File "x", line 1\nOSError: disk full\nbye', "OSError: disk full"),
         ("launch_server.py: error: unrecognized arguments: --x", None),
     ],

@@ -64,3 +64,17 @@ def test_a_server_that_fails_stops_the_others(tmp_path: Path) -> None:
 
 def test_at_least_one_fits() -> None:
     assert servers_that_fit() >= 1
+
+
+def test_servers_that_wait_end_when_memory_runs_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter([0.5, 0.5, *[8.0] * 9])
+    args: dict[str, list[str]] = {"a": [], "b": [], "c": []}
+    with Turns(args, tmp_path, most_alive=3, make=small_server) as turns:
+        monkeypatch.setattr("hybridspec.loadtest.turns._free_gib", lambda: next(free))
+        with turns.turn("b"):
+            assert list(turns._alive) == ["b"]
+        with turns.turn("a") as client:
+            client.generate("x", max_tokens=1)
+            assert sorted(turns._alive) == ["a", "b"]

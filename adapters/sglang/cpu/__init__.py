@@ -78,6 +78,7 @@ def install() -> None:
     hooks.register_backend()
     hooks.register_sampled_verification()
     hooks.register_groups()
+    hooks.register_relay()
     layers.register()
 
 

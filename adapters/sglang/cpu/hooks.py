@@ -17,6 +17,7 @@ NAME = "portable"
 
 _FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
 _EAGLE = "sglang.srt.speculative.eagle_utils"
+_GATHER = "sglang.srt.managers.overlap_utils.gather_spec_extras"
 _GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator"
 
 
@@ -135,6 +136,15 @@ def register_sampled_verification() -> None:
 
 def _greedy_if_all_are(*, is_all_greedy: bool, **_: Any) -> bool:
     return is_all_greedy
+
+
+def register_relay() -> None:
+    """Let overlap scheduling relay a step's results: SGLang gathers them with a Triton kernel."""
+    HookRegistry.register(_GATHER, _gather, HookType.REPLACE)
+
+
+def _gather(indices: Any, *buffers: Any) -> tuple[Any, ...]:
+    return tuple(None if buffer is None else buffer[indices] for buffer in buffers)
 
 
 def register_groups() -> None:
