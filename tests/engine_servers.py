@@ -25,6 +25,8 @@ STREAMS = 16
 POLICIES = ("none", "model", "cache", "score", "threshold", "goodput")
 # Paused servers keep their memory (about 2 GiB each); older ones are stopped.
 MOST_ALIVE = 4
+WITHOUT_COMPILER = ("plain", "eagle3", "states", "none", "cache")
+"""Configurations whose servers find no compiler; the suffix cache's look-ups then go row by row."""
 
 CONFIGURATIONS: dict[str, Algorithm] = {
     **{name: ALGORITHMS[name] for name in ("plain", "ngram", "eagle3")},
@@ -88,14 +90,13 @@ class EngineServers:
             oldest = next(key for key in self._servers if key != ("plain",))
             self._servers.pop(oldest).stop(grace_s=0)
         label = "-".join(part.strip("-").replace("/", "_") for part in key)[:80]
-        # A machine that serves need not have a compiler, nor what another run has compiled. Only
-        # SGLang's own NGRAM needs one.
+        # A machine that serves need not have a compiler, nor what another run has compiled.
         env = {
             "HYBRIDSPEC_CACHE": str(self.cache),
             "SGLANG_JIT_CACHE_DIR": str(self._log_dir / "jit"),
             "TORCHINDUCTOR_CACHE_DIR": str(self._log_dir / "inductor"),
         }
-        if not CONFIGURATIONS[key[0]].compiler:
+        if key[0] in WITHOUT_COMPILER:
             env["CXX"] = "/nonexistent/c++"
         server = Server(self.args(*key), log_path=self._log_dir / f"{label}.log", env=env)
         server.start()

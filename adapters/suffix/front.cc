@@ -14,12 +14,9 @@
 #include <cassert>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
-#include <numeric>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -218,18 +215,6 @@ struct Growth {
 };
 static_assert(sizeof(Growth) == 32, "front.py fills growths as four 64-bit numbers");
 
-// Two microseconds a token and tree; a thread costs twenty.
-constexpr int64_t kTokensWorthAThread = 64;
-
-bool extend_all(const Growth* rows, int64_t count) {
-    return guarded([&] {
-        for (const Growth& row : std::span<const Growth>(rows, count)) {
-            row.tree->extend(static_cast<int>(row.sequence),
-                             std::span<const int32_t>(row.tokens, row.count));
-        }
-    });
-}
-
 }  // namespace
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
@@ -250,21 +235,13 @@ EXPORTED bool tree_remove(SuffixTree* tree, int sequence) {
     return guarded([&] { tree->remove(sequence); });
 }
 
-// Extend the rows' own trees and their shared ones, the latter aside where that is worth a thread:
-// the two kinds share nothing.
-EXPORTED bool grow(const Growth* own, const Growth* shared, int64_t rows) {
-    const int64_t tokens = std::transform_reduce(
-        own, own + rows, int64_t{0}, std::plus<>(), [](const Growth& row) { return row.count; });
-    if (tokens < kTokensWorthAThread || std::thread::hardware_concurrency() < 2) {
-        return extend_all(own, rows) && extend_all(shared, rows);
-    }
-    bool aside = false;
+EXPORTED bool grow(const Growth* rows, int64_t count) {
     return guarded([&] {
-        std::thread other([&] { aside = extend_all(shared, rows); });
-        const bool here = extend_all(own, rows);
-        other.join();
-        aside = aside && here;
-    }) && aside;
+        for (const Growth& row : std::span<const Growth>(rows, count)) {
+            row.tree->extend(static_cast<int>(row.sequence),
+                             std::span<const int32_t>(row.tokens, row.count));
+        }
+    });
 }
 
 EXPORTED bool draft(const Row* rows, int64_t count, Limits limits, int depth, Drafts into) {

@@ -92,13 +92,16 @@ class CompiledTrees:
 
     def grow(self, rows: Sequence[Growth]) -> None:
         trees: Any = rows  # all are this class's
-        places = [context.place(number) for _, _, _, context, number in rows]
-        owns = [(row.own.handle, 0, *at) for row, at in zip(trees, places, strict=True)]
-        shareds = [
-            (row.shared.handle, row.sequence, *at) for row, at in zip(trees, places, strict=True)
-        ]
-        own, shared = np.array(owns, np.int64), np.array(shareds, np.int64)
-        if not self._front.grow(own.ctypes.data, shared.ctypes.data, len(rows)):
+        growths = np.array(
+            [
+                growth
+                for own, shared, sequence, context, number in trees
+                for place in (context.place(number),)
+                for growth in ((own.handle, 0, *place), (shared.handle, sequence, *place))
+            ],
+            np.int64,
+        )
+        if not self._front.grow(growths.ctypes.data, len(growths)):
             raise RuntimeError("the suffix trees could not be extended")
 
     def draft(self, rows: Sequence[LookUp], into: Drafts, most: int, limits: Limits) -> None:
@@ -193,7 +196,7 @@ def _load(path: Path) -> Any:
         ("tree_free", None, (pointer,)),
         ("tree_extend", ctypes.c_bool, (pointer, ctypes.c_int, pointer, number)),
         ("tree_remove", ctypes.c_bool, (pointer, ctypes.c_int)),
-        ("grow", ctypes.c_bool, (pointer, pointer, number)),
+        ("grow", ctypes.c_bool, (pointer, number)),
         ("draft", ctypes.c_bool, (pointer, number, _Limits, ctypes.c_int, _Drafts)),
     ):
         function = getattr(front, name)
