@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 pytestmark = pytest.mark.engine  # imports SGLang; starts no server
+
+
+MASKLESS = SimpleNamespace(verify_mask=None, max_context_len=64)
+"""What is read of an attention backend that keeps no mask of its own."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,7 +35,7 @@ def test_the_direct_build_is_sglangs_own_tree_of_one_branch(width: int, rows: in
     draft = torch.from_numpy(random.integers(0, 100, (rows, width - 1)))
     seq_lens = torch.from_numpy(random.integers(1, 50, rows))
     full = np.full(rows, width - 1, np.int32)
-    built = ChainBuilder("cpu").build(bonus.int(), draft, full, seq_lens, None, None)
+    built = ChainBuilder("cpu").build(bonus.int(), draft, full, seq_lens, None, MASKLESS)
     depth = torch.arange(max(width - 1, 1)).repeat(rows, 1)
     mask, positions, index, following, sibling, tokens = build_tree_kernel_efficient(
         bonus,
@@ -62,7 +68,7 @@ def test_padding_is_never_accepted_even_where_it_is_right() -> None:
     # The target says 7 everywhere and so does every draft, padding included.
     draft = torch.full((3, width - 1), 7)
     built = ChainBuilder("cpu").build(
-        torch.tensor([1, 2, 3]), draft, lengths, torch.tensor([9, 9, 9]), 27, None
+        torch.tensor([1, 2, 3]), draft, lengths, torch.tensor([9, 9, 9]), 27, MASKLESS
     )
     accepted = torch.empty(3, dtype=torch.int32)
     _, _, accepted = verify_tree_greedy_func(

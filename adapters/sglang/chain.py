@@ -33,7 +33,7 @@ class ChainBuilder:
         lengths: NDArray[np.int32],
         seq_lens: torch.Tensor,
         seq_lens_sum: int | None,
-        verify_mask: Any | None,
+        backend: Any,
     ) -> EagleVerifyInput:
         """Build the verify input of one step.
 
@@ -43,11 +43,11 @@ class ChainBuilder:
             lengths: int32 ``[rows]``, draft tokens that count in each row.
             seq_lens: int64 ``[rows]``, committed tokens of each row without the bonus token.
             seq_lens_sum: their sum, where the host knows it.
-            verify_mask: the attention backend's own mask buffer, or None.
+            backend: the target's attention backend, for its mask.
         """
         rows, width = draft.shape[0], draft.shape[1] + 1
         mask, positions, index, following, sibling, tokens = self._links(
-            bonus_tokens.long(), draft, seq_lens, seq_lens_sum, verify_mask
+            bonus_tokens.long(), draft, seq_lens, seq_lens_sum, backend
         )
         if width > 1:
             limits = torch.from_numpy(lengths).to(self._device, torch.int64, non_blocking=True)
@@ -75,9 +75,10 @@ class ChainBuilder:
         draft: torch.Tensor,
         seq_lens: torch.Tensor,
         seq_lens_sum: int | None,
-        verify_mask: Any | None,
+        backend: Any,
     ) -> tuple[torch.Tensor, ...]:
         rows, width = draft.shape[0], draft.shape[1] + 1
+        verify_mask = backend.verify_mask
         mode = verify_mask.mode if verify_mask is not None else default_tree_mask_mode()
         if verify_mask is None and mode == TreeMaskMode.QLEN_ONLY:
             steps = torch.arange(width, device=self._device)
@@ -88,6 +89,10 @@ class ChainBuilder:
             return mask, positions, index, none, none, torch.cat((bonus[:, None], draft), dim=1)
         # Other mask layouts: SGLang's own builder, given the chain as a tree of one branch.
         buffer = verify_mask.buffer if verify_mask is not None and verify_mask.fits(rows) else None
+        if seq_lens_sum is None:
+            # It sizes a mask that holds the context. More is safe; asking the device would wait.
+            full = buffer is None and mode == TreeMaskMode.FULL_MASK
+            seq_lens_sum = rows * backend.max_context_len if full else 0
         depth = torch.arange(max(width - 1, 1), device=self._device).repeat(rows, 1)
         built: tuple[torch.Tensor, ...] = build_tree_kernel_efficient(
             bonus,
@@ -95,11 +100,12 @@ class ChainBuilder:
             depth[:, : width - 1],
             draft,
             seq_lens,
-            int(seq_lens.sum()) if seq_lens_sum is None else seq_lens_sum,
+            seq_lens_sum,
             1,
             width - 1,
             width,
             mode,
             buffer,
+            verify_mask is None or verify_mask.is_read,
         )
         return built

@@ -188,7 +188,11 @@ HOOKS: tuple[Hook, ...] = (
     Hook(f"{_SRT}.arg_groups.resolution_hooks.register_resolution_hook"),
     Hook(f"{_SRT}.arg_groups.overrides.declare_resolution", ("server_args",)),
     Hook(f"{_SRT}.layers.attention.attention_registry.register_attention_backend"),
-    Hook(f"{_SRT}.layers.attention.base_attn_backend.AttentionBackend", ("forward_decode",)),
+    Hook(
+        f"{_SRT}.layers.attention.base_attn_backend.AttentionBackend",
+        ("forward_decode", "verify_mask"),
+    ),
+    Hook(f"{_SRT}.layers.attention.verify_mask.VerifyMask", ("buffer", "mode", "fits", "is_read")),
     Hook(
         f"{_SPEC}.draft_utils.DraftBackendFactory",
         ("create_decode_backend", "create_draft_extend_backend"),

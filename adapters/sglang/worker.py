@@ -187,7 +187,7 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
             plan.length,
             batch.seq_lens,
             batch.seq_lens_sum,
-            self.target_worker.model_runner.attn_backend.verify_mask,
+            self.target_worker.model_runner.attn_backend,
         )
 
     def _free_model_token(self, batch: ScheduleBatch) -> torch.Tensor:
