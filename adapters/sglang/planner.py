@@ -33,7 +33,6 @@ from hybridspec.adapters.sglang.step_profile import starting_times
 from hybridspec.adapters.sglang.step_recorder import StepRecorder
 from hybridspec.adapters.sglang.step_times import RanStep, StepTimes
 from hybridspec.gate.acceptance import ModelAcceptance
-from hybridspec.gate.agreement import Agreement, Said
 from hybridspec.gate.base import Decision, StepView
 from hybridspec.gate.cost import Hopeful
 from hybridspec.gate.goodput import expected_length
@@ -62,7 +61,6 @@ class _Pending:
     observations: Observations
     context_tokens: int
     foretold: NDArray[np.int64] | None
-    said: Said | None
     number: int
     catches_up: bool
     expected: NDArray[np.float64]
@@ -113,7 +111,6 @@ class StepPlanner:
         self._predictor = Predictor(settings.gate, widest, SLOTS, settings.gate_device)
         self._depth = max(widest, self._predictor.depth)
         self._acceptance = ModelAcceptance(SLOTS, model_steps)
-        self._agreement = Agreement()
         self._report = RequestReport(SLOTS)
         self._watch = AcceptanceWatch()
         self._cost, self._profiler = starting_times(
@@ -183,10 +180,8 @@ class StepPlanner:
         self._settle_tokens(rows, relayed)
         self._reset(slots[np.array(new)])
         observations = self._observe(rows, slots)
+        view = self._view(rows, slots, observations)
         behind = self._deferral.behind
-        if behind:
-            foretold = None
-        view, said = self._view(rows, slots, observations, foretold)
         decision, extend = self._decide(view, behind)
         plan = replace(_carry_out(decision, observations), extend=extend)
         self.metrics.step(plan.width, plan.model_forward, plan.source, plan.length)
@@ -197,8 +192,7 @@ class StepPlanner:
             plan,
             observations,
             view.context_tokens,
-            foretold,
-            said,
+            None if behind else foretold,
             self._steps,
             behind and extend is Extend.NOW,
             expected_length(view, decision),
@@ -334,13 +328,9 @@ class StepPlanner:
             return
         # Rows that verified EAGLE3's draft were counted when they settled.
         first = np.array([row[0] if len(row) else -1 for row in tokens])
-        model_hit = first == pending.foretold[kept]
         judged = (first >= 0) & (pending.plan.source[kept] != Source.MODEL)
-        hit = model_hit[judged].astype(np.int32)
+        hit = (first == pending.foretold[kept])[judged].astype(np.int32)
         self._acceptance.observe(pending.slots[kept][judged], np.ones_like(hit), hit)
-        if pending.said is not None:
-            cache_hit = first == pending.observations.tokens[kept, 0]
-            self._agreement.observe(pending.said.take(kept), cache_hit, model_hit)
 
     def _observe(self, rows: list[Followed], slots: NDArray[np.int64]) -> Observations:
         observations = self._buffer.head(len(rows))
@@ -358,35 +348,25 @@ class StepPlanner:
         return observations
 
     def _view(
-        self,
-        rows: list[Followed],
-        slots: NDArray[np.int64],
-        observations: Observations,
-        foretold: NDArray[np.int64] | None,
-    ) -> tuple[StepView, Said | None]:
+        self, rows: list[Followed], slots: NDArray[np.int64], observations: Observations
+    ) -> StepView:
         started = time.perf_counter()
         survival = self._guarded("gate", lambda: self._predictor.survival(observations), None)
         if self._predictor.gate is not None:
             self.metrics.gate_ran(time.perf_counter() - started)
-        model_survival, said = self._acceptance.survival(slots), None
-        if foretold is not None and survival is not None:
-            said = self._agreement.said(
-                foretold, observations.tokens, observations.length, survival, model_survival
-            )
-            survival, model_survival = self._agreement.correct(said, survival, model_survival)
         # What lies beyond a request's token limit would be verified for nothing.
         room = np.array([row.room() for row in rows], np.int32)
-        view = StepView(
+        return StepView(
             cache_length=np.minimum(observations.length, room),
             cache_score=observations.score,
             survival=survival,
-            model_survival=model_survival * (self._model_positions < room[:, None]),
+            model_survival=self._acceptance.survival(slots)
+            * (self._model_positions < room[:, None]),
             model_free=FREE_MODEL_TOKENS,
             context_tokens=int(
                 observations.prompt_length.sum() + observations.generated_length.sum()
             ),
         )
-        return view, said
 
     def _grow(self, rows: int) -> None:
         if rows > len(self._buffer.length):
