@@ -15,6 +15,8 @@ from engine_servers import EngineServers, OwnGate, bundled_prompts, generate
 
 # Files whose tests share servers, in the order in which the fewest servers have to be started.
 ENGINE_ORDER = (
+    # Starts servers of its own: first, while the memory is free.
+    "test_gpu_check",
     "test_engine_hidden_states",
     "test_engine_head",
     "test_engine_cpu",

@@ -288,6 +288,7 @@ FLAGS: dict[str, str] = {
     "--speculative-num-draft-tokens 16": "--speculative-num-draft-tokens 16",
     "--speculative-num-steps 40": "--speculative-num-steps 40",
     "--attention-backend torch_native": "choose one of fa3, flashinfer, triton",
+    "--page-size 16": "--page-size 16: SGLang allocates pages with Triton",
     "--pp-size 2": "pp size above 1",
     "--dp-size 2": "dp size above 1",
     "--disaggregation-mode prefill": "disaggregation is not supported",

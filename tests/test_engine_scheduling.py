@@ -26,7 +26,6 @@ TIGHT = (
     *("--max-total-tokens", "1600"),
     *("--context-length", str(CONTEXT)),
     *("--chunked-prefill-size", "64"),
-    *("--page-size", "16"),
     # Admit as many requests as fit now, so that their growth has to push some out again.
     *("--schedule-conservativeness", "0.0"),
     "--enable-priority-scheduling",

@@ -12,7 +12,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from hybridspec.adapters import eagle3_head
-from hybridspec.adapters.sglang import compat, config
+from hybridspec.adapters.sglang import compat, config, cpu
 from hybridspec.gate import store
 from hybridspec.gate.cost import StepTimeModel
 from hybridspec.gate.errors import GateError
@@ -173,6 +173,11 @@ def backend_problem(settings: config.HybridConfig, chosen: str | None) -> str | 
 
 
 def _flag_problems(args: Any) -> Iterator[str]:
+    if (getattr(args, "page_size", None) or 1) > 1 and cpu.needed():
+        yield (
+            f"--page-size {args.page_size}: SGLang allocates pages with Triton kernels, which need "
+            "a GPU; drop it"
+        )
     for name, reason in _REFUSED_FLAGS.items():
         if getattr(args, name, None):
             yield f"--{name.replace('_', '-')} cannot be used with HYBRID: {reason}"
