@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hybridspec.demo import report
-from hybridspec.demo.lineup import Algorithm, Assets, eagle3, identify, server_args
+from hybridspec.demo.lineup import Algorithm, Assets, identify, server_args
 from hybridspec.demo.measure import TokenIds, warm_up
+from hybridspec.loadtest.algorithms import eagle3
 from hybridspec.loadtest.client import Answer, Run
 from hybridspec.loadtest.rounds import rotate
 from hybridspec.loadtest.turns import Turns, servers_that_fit

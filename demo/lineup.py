@@ -10,26 +10,19 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from hybridspec.loadtest.algorithms import HYBRID, NGRAM, eagle3
+
 HERE = Path(__file__).resolve().parent
 
 # EAGLE3's best chain of one to six drafts on this target: 2.0x plain decoding on held-out edits
 # and 1.4x on chat; four gave 2.0x and 1.1x (`hybridspec demo eval-head`, six prompts of each).
-# NGRAM has eight tokens a step, as in the measurements that the project's goals refer to.
 _EAGLE3_STEPS = 3
 _NGRAM = (
-    *("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8"),
+    *NGRAM,
     # SGLang's default of ten million nodes takes 1.3 GiB at start; the demo fills a tenth of these.
     *("--speculative-ngram-capacity", "1000000"),
 )
-_HYBRID = ("--speculative-algorithm", "HYBRID", "--hybrid-policy")
-
-
-def eagle3(steps: int) -> tuple[str, ...]:
-    """Arguments of SGLang's own EAGLE3 with chains of ``steps`` draft tokens."""
-    return (
-        *("--speculative-algorithm", "EAGLE3", "--speculative-num-steps", str(steps)),
-        *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(steps + 1)),
-    )
+_HYBRID = (*HYBRID, "--hybrid-policy")
 
 
 @dataclass(frozen=True, slots=True)

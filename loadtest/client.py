@@ -92,11 +92,19 @@ class Client:
         return [int(token) for token in tokens]
 
     def generate(
-        self, prompt: Prompt, *, max_tokens: int, sampling: Mapping[str, Any] | None = None
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int,
+        sampling: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> Answer:
-        """Continue a prompt (text or token ids) with ``/generate``; greedy by default."""
+        """Continue a prompt (text or token ids) with ``/generate``; greedy by default.
+
+        ``options``: more fields of the request's body, such as ``return_logprob``.
+        """
         params = {"temperature": 0.0, **(sampling or {}), "max_new_tokens": max_tokens}
-        body: dict[str, Any] = {"sampling_params": params}
+        body: dict[str, Any] = {**(options or {}), "sampling_params": params}
         if isinstance(prompt, str):
             body["text"] = prompt
         else:
@@ -152,6 +160,7 @@ class Client:
         max_tokens: int | Sequence[int],
         streams: int = 1,
         sampling: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> Run:
         """Continue every prompt, at most ``streams`` at a time, in order.
 
@@ -162,7 +171,9 @@ class Client:
         started = time.perf_counter()
         with ThreadPoolExecutor(max_workers=streams) as pool:
             jobs = [
-                pool.submit(self.generate, prompt, max_tokens=limit, sampling=sampling)
+                pool.submit(
+                    self.generate, prompt, max_tokens=limit, sampling=sampling, options=options
+                )
                 for prompt, limit in zip(prompts, limits, strict=True)
             ]
             answers = [job.result() for job in jobs]
@@ -171,6 +182,10 @@ class Client:
     def flush_cache(self, timeout_s: float = 30.0) -> None:
         """Empty every cache of the server (prefixes and drafts); waits until it is idle."""
         self._send("/flush_cache", params={"timeout": timeout_s})
+
+    def start_profile(self, options: Mapping[str, Any]) -> None:
+        """Start PyTorch's profiler in the server; ``options`` as ``/start_profile`` takes them."""
+        self._send("/start_profile", json=dict(options))
 
     def server_info(self) -> dict[str, Any]:
         """The server's arguments and internal state."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridspec.loadtest.client import Answer
 from hybridspec.loadtest.gpu_check.contestants import CONTESTANTS, server_args
 from hybridspec.loadtest.gpu_check.near_ties import Known, compare, known
 from hybridspec.loadtest.gpu_check.run import table
@@ -18,16 +19,21 @@ from hybridspec.loadtest.gpu_check.syncs import count, wait_for_trace
 
 def test_a_near_tie_is_told_from_a_wrong_token() -> None:
     plain = known(
-        {
-            "output_ids": [5, 6, 7],
-            "meta_info": {
+        Answer(
+            text="",
+            output_ids=[5, 6, 7],
+            prompt_tokens=1,
+            completion_tokens=3,
+            latency_s=1.0,
+            finish_reason="length",
+            meta={
                 "output_top_logprobs": [
                     [[-0.1, 5, None], [-3.0, 9, None]],
                     [[-0.7, 6, None], [-0.8, 8, None]],
                     [[-0.1, 7, None], [-4.0, 1, None]],
                 ]
             },
-        }
+        )
     )
     assert plain.best == [(5, 9), (6, 8), (7, 1)]
     assert compare(plain, [5, 6, 7]) == "same"

@@ -109,9 +109,9 @@ class HybridConfig:
         if self.trace_sample > 1.0:
             raise ConfigError(f"trace_sample must be at most 1, got {self.trace_sample}")
         for name, low in _LEAST.items():
-            least = getattr(self, name)
-            if least < low:
-                raise ConfigError(f"{name} must be at least {low}, got {least}")
+            number = getattr(self, name)
+            if number < low:
+                raise ConfigError(f"{name} must be at least {low}, got {number}")
 
 
 _CHOICES = {

@@ -12,19 +12,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
-from sglang.srt.layers.moe.utils import (
-    speculative_moe_a2a_backend_context,
-    speculative_moe_backend_context,
-)
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
 from sglang.srt.model_executor.runner import DecodeCudaGraphRunner
 from sglang.srt.runtime_context import get_exec
 from sglang.srt.speculative.adaptive_runtime_state import SpecRuntimeState
-from sglang.srt.speculative.spec_utils import draft_tp_context
 from sglang.srt.utils.common import get_available_gpu_memory
+
+from hybridspec.adapters.sglang.draft_context import drafting
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +80,8 @@ class WidthStates:
         worker, drafter = self._worker, self._worker.draft_worker
         sizes = self._batch_sizes(width)
         memory, began = get_available_gpu_memory(worker.device, worker.gpu_id), time.perf_counter()
-        with ExitStack() as stack:
-            stack.enter_context(draft_tp_context(drafter.parallel_layout))
-            stack.enter_context(speculative_moe_backend_context())
-            stack.enter_context(speculative_moe_a2a_backend_context())
-            stack.enter_context(
-                worker._override_worker_state(width - 1, width, cuda_graph_bs=sizes)
-            )
+        override = worker._override_worker_state(width - 1, width, cuda_graph_bs=sizes)
+        with drafting(drafter), override:
             # With one step there is nothing to run for a draft, so no draft graph is captured.
             drafter.speculative_num_steps = 1
             drafter.init_attention_backend()

@@ -7,25 +7,21 @@ target verify, sampling and every scheduler contract stay SGLang's.
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from sglang.srt.distributed.parallel_state import get_tp_group
-from sglang.srt.layers.moe.utils import (
-    speculative_moe_a2a_backend_context,
-    speculative_moe_backend_context,
-)
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.runtime_context import attention_backends, get_parallel, get_schedule
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
-from sglang.srt.speculative.spec_utils import draft_tp_context, spec_stage_span
+from sglang.srt.speculative.spec_utils import spec_stage_span
 
 from hybridspec.adapters.base import Source
 from hybridspec.adapters.sglang import config, min_p, validate
 from hybridspec.adapters.sglang.chain import ChainBuilder
+from hybridspec.adapters.sglang.draft_context import drafting
 from hybridspec.adapters.sglang.draft_extend import DraftExtend
 from hybridspec.adapters.sglang.plan_channel import PlanChannel
 from hybridspec.adapters.sglang.planner import StepPlanner
@@ -198,11 +194,7 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
 
     def _model_chain(self, batch: ScheduleBatch) -> torch.Tensor:
         """EAGLE3's chain by its draft forward, int64 ``[rows, steps]``."""
-        with ExitStack() as stack:
-            stack.enter_context(draft_tp_context(self.draft_worker.parallel_layout))
-            stack.enter_context(speculative_moe_backend_context())
-            stack.enter_context(speculative_moe_a2a_backend_context())
-            stack.enter_context(spec_stage_span("draft"))
+        with drafting(self.draft_worker), spec_stage_span("draft"):
             tree: EagleVerifyInput = self.draft_worker.draft(batch)
         chain: torch.Tensor = tree.draft_token.view(-1, self._steps + 1)[:, 1:]
         return chain

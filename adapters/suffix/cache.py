@@ -101,7 +101,6 @@ class SuffixCache:
                 "suffix cache: max_depth must be >= 2, budget_bytes >= 0, max_spec_factor > 0; got "
                 f"{max_depth}, {budget_bytes}, {max_spec_factor}"
             )
-        self._max_depth = max_depth
         self._budget_tokens = budget_bytes // BYTES_PER_TOKEN
         self._budget_bytes = budget_bytes
         self._trees = trees or best_trees()
@@ -213,7 +212,7 @@ class SuffixCache:
     def _index(self, request: _Request) -> None:
         """Build the request's own tree from its context and open its response in its scope."""
         room = self._make_room(len(request.tokens))
-        request.own = self._trees.tree(self._max_depth)
+        request.own = self._trees.tree(self._limits.depth)
         context = request.tokens.tail(room)
         if len(context):
             request.own.extend(0, context)

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_HYBRID = ("--speculative-algorithm", "HYBRID")
-_EAGLE3 = (
-    *("--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "3"),
-    *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
-)
-_NGRAM = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "8")
+from hybridspec.loadtest.algorithms import HYBRID, NGRAM, eagle3
+
+_STEPS = 3
+"""EAGLE3's draft steps: those of a HYBRID server that is given none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +33,18 @@ class Contestant:
 
     @property
     def ours(self) -> bool:
-        return self.args == _HYBRID
+        return self.args == HYBRID
 
 
 CONTESTANTS: dict[str, Contestant] = {
     "plain": Contestant(()),
-    "ngram": Contestant(_NGRAM),
-    "eagle3": Contestant(_EAGLE3, head=True),
-    "hybrid": Contestant(_HYBRID, head=True, gate=True),
-    "hybrid, overlap off": Contestant(_HYBRID, True, True, (("overlap", "never"),), needs_gpu=True),
-    "hybrid, overlap on": Contestant(_HYBRID, True, True, (("overlap", "always"),)),
-    "hybrid, gate on cpu": Contestant(_HYBRID, True, True, (("gate_device", "cpu"),), True),
-    "hybrid, gate on cuda": Contestant(_HYBRID, True, True, (("gate_device", "cuda"),), True),
+    "ngram": Contestant(NGRAM),
+    "eagle3": Contestant(eagle3(_STEPS), head=True),
+    "hybrid": Contestant(HYBRID, head=True, gate=True),
+    "hybrid, overlap off": Contestant(HYBRID, True, True, (("overlap", "never"),), needs_gpu=True),
+    "hybrid, overlap on": Contestant(HYBRID, True, True, (("overlap", "always"),)),
+    "hybrid, gate on cpu": Contestant(HYBRID, True, True, (("gate_device", "cpu"),), True),
+    "hybrid, gate on cuda": Contestant(HYBRID, True, True, (("gate_device", "cuda"),), True),
 }
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from hybridspec.loadtest.client import Answer
 
 MARGIN = 0.5
 """Nats between the two best tokens below which they may change places. bfloat16 holds logits around
@@ -25,14 +26,14 @@ class Known:
     margins: list[float]
 
 
-def known(reply: dict[str, Any]) -> Known:
-    """Read a ``/generate`` reply that was asked for two top log-probabilities."""
+def known(answer: Answer) -> Known:
+    """Read an answer that was asked for two top log-probabilities."""
     best, margins = [], []
-    for places in reply["meta_info"]["output_top_logprobs"]:
+    for places in answer.meta["output_top_logprobs"]:
         (high, first, *_), (low, second, *_) = places[:2]
         best.append((int(first), int(second)))
         margins.append(float(high - low))
-    return Known([int(token) for token in reply["output_ids"]], best, margins)
+    return Known(answer.output_ids, best, margins)
 
 
 def compare(plain: Known, tokens: Sequence[int]) -> str:

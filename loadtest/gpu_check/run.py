@@ -10,14 +10,11 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from hybridspec.loadtest.client import Client, RequestFailed
+from hybridspec.loadtest.client import Answer, Client, RequestFailed
 from hybridspec.loadtest.gpu_check.contestants import CONTESTANTS, server_args
 from hybridspec.loadtest.gpu_check.near_ties import Known, compare, known
 from hybridspec.loadtest.gpu_check.syncs import count, wait_for_trace
@@ -96,9 +93,9 @@ def check(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
             with Server(args, log_path=log) as server:
                 if not prompts:
                     prompts = _prompts(server, plan.prompts)
-                    plain = [known(reply) for reply in _answers(server, prompts, plan)]
+                    plain = [known(answer) for answer in _answers(server, prompts, plan)]
                 found[name] = _look(server, log.stem, plan, prompts, plain, say)
-        except (ServerFailed, RequestFailed, httpx.HTTPError) as error:
+        except (ServerFailed, RequestFailed) as error:
             found[name] = {"ok": False, "failed": str(error)}
             say(f"{name}: {error}")
             if name == "plain":
@@ -114,16 +111,13 @@ def _look(
     plain: list[Known],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    replies = _answers(server, prompts, plan)
-    texts = [
-        compare(mine, [int(token) for token in reply["output_ids"]])
-        for mine, reply in zip(plain, replies, strict=True)
-    ]
+    answers = _answers(server, prompts, plan)
+    texts = [compare(mine, answer.output_ids) for mine, answer in zip(plain, answers, strict=True)]
     text = {kind: texts.count(kind) for kind in ("same", "near tie", "different")}
     speeds = {str(streams): _speed(server, prompts, plan, streams) for streams in plan.streams}
     try:  # last, so that a profiler that takes the server down costs nothing else
         waits = _waits(server, plan, prompts, plan.out / f"{label}-trace")
-    except (RequestFailed, httpx.HTTPError) as error:
+    except RequestFailed as error:
         waits = None
         say(f"{label}: no trace ({error})")
     say(
@@ -148,27 +142,12 @@ def _prompts(server: Server, most: int) -> list[list[int]]:
     return (mixed * (most // len(mixed) + 1))[:most]
 
 
-def _answers(server: Server, prompts: list[list[int]], plan: Plan) -> list[dict[str, Any]]:
-    """``/generate``'s replies with two top log-probabilities, eight at a time."""
-
-    def ask(prompt: list[int]) -> dict[str, Any]:
-        reply = http.post(
-            "/generate",
-            json={
-                "input_ids": prompt,
-                "sampling_params": {"temperature": 0.0, "max_new_tokens": plan.max_tokens},
-                "return_logprob": True,
-                "top_logprobs_num": 2,
-            },
-        )
-        answer: dict[str, Any] = reply.raise_for_status().json()
-        return answer
-
-    with (
-        httpx.Client(base_url=server.url, timeout=600, trust_env=False) as http,
-        ThreadPoolExecutor(8) as pool,
-    ):
-        return list(pool.map(ask, prompts))
+def _answers(server: Server, prompts: list[list[int]], plan: Plan) -> list[Answer]:
+    """Answers with two top log-probabilities, eight at a time."""
+    options = {"return_logprob": True, "top_logprobs_num": 2}
+    with Client(server.url) as client:
+        run = client.run(prompts, max_tokens=plan.max_tokens, streams=8, options=options)
+    return run.answers
 
 
 def _speed(server: Server, prompts: list[list[int]], plan: Plan, streams: int) -> float:
@@ -186,22 +165,20 @@ def _waits(
     """Waits for the device a decode step; None if the server gave no trace."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    with httpx.Client(base_url=server.url, timeout=600, trust_env=False) as http:
-        http.post(
-            "/start_profile",
-            json={
+    with Client(server.url) as client:
+        client.start_profile(
+            {
                 "output_dir": str(folder),
                 "num_steps": PROFILED_STEPS,
                 "activities": ["CPU", "GPU"] if plan.on_gpu else ["CPU"],
                 "profile_by_stage": True,
                 "profile_stages": ["decode"],
-            },
-        ).raise_for_status()
-        with Client(server.url) as client:
-            for _ in range(4):
-                client.run(prompts[:4], max_tokens=PROFILED_STEPS * 4, streams=4)
-                if any(folder.rglob("*.json.gz")):
-                    break
+            }
+        )
+        for _ in range(4):
+            client.run(prompts[:4], max_tokens=PROFILED_STEPS * 4, streams=4)
+            if any(folder.rglob("*.json.gz")):
+                break
     trace = wait_for_trace(folder, _TRACE_TIMEOUT_S)
     return None if trace is None else count(trace, PROFILED_STEPS)
 
