@@ -53,7 +53,10 @@ def test_waits_are_counted_per_step(tmp_path: Path) -> None:
         {"ph": "X", "name": "aten::mm"},
         {"ph": "M", "name": "cudaDeviceSynchronize"},
     ]
-    trace = tmp_path / "decode.json.gz"
+    with gzip.open(tmp_path / "1-TP-0-EXTEND.trace.json.gz", "wt") as file:
+        json.dump({"traceEvents": events * 9}, file)
+    assert wait_for_trace(tmp_path, timeout_s=0.1) is None  # prefills are not what is looked at
+    trace = tmp_path / "1-TP-0-DECODE.trace.json.gz"
     with gzip.open(trace, "wt") as file:
         json.dump({"traceEvents": events}, file)
     assert wait_for_trace(tmp_path, timeout_s=5) == trace

@@ -17,12 +17,12 @@ from typing import Any
 from hybridspec.loadtest.client import Answer, Client, RequestFailed
 from hybridspec.loadtest.gpu_check.contestants import CONTESTANTS, server_args
 from hybridspec.loadtest.gpu_check.near_ties import Known, compare, known
-from hybridspec.loadtest.gpu_check.syncs import count, wait_for_trace
+from hybridspec.loadtest.gpu_check.syncs import count, decode_trace, wait_for_trace
 from hybridspec.loadtest.server import Server, ServerFailed
 from hybridspec.loadtest.workloads import load
 
 WORKLOADS = ("edit", "tools", "chat")
-# Few: traces of many CPU operators are large, and PyTorch was seen to crash when it frees one.
+# Few: traces of many operators are large, and PyTorch once crashed while it freed one.
 PROFILED_STEPS = 8
 _TRACE_TIMEOUT_S = 180.0
 _GRAPHS = re.compile(r"hybridspec: (width \d+: graphs .*)")
@@ -172,12 +172,13 @@ def _waits(
                 "num_steps": PROFILED_STEPS,
                 "activities": ["CPU", "GPU"] if plan.on_gpu else ["CPU"],
                 "profile_by_stage": True,
-                "profile_stages": ["decode"],
+                # Python's stacks are not read, and make traces large.
+                "with_stack": False,
             }
         )
-        for _ in range(4):
+        for _ in range(8):
             client.run(prompts[:4], max_tokens=PROFILED_STEPS * 4, streams=4)
-            if any(folder.rglob("*.json.gz")):
+            if decode_trace(folder) is not None:
                 break
     trace = wait_for_trace(folder, _TRACE_TIMEOUT_S)
     return None if trace is None else count(trace, PROFILED_STEPS)

@@ -18,15 +18,21 @@ WAITS = (
 """Events in which the host waits for the device; the last two do so for device tensors."""
 
 
+def decode_trace(folder: Path) -> Path | None:
+    """The trace of decode steps that a server has begun to write into ``folder``. Prefills have a
+    file of their own, whether asked for or not."""
+    return next(folder.rglob("*DECODE*.json.gz"), None)
+
+
 def wait_for_trace(folder: Path, timeout_s: float) -> Path | None:
-    """The trace that a server writes into ``folder``, once it is whole; None if none comes."""
+    """The trace of decode steps, once it is whole; None if none comes."""
     deadline = time.monotonic() + timeout_s
     size = -1
     while time.monotonic() < deadline:
-        found = sorted(folder.rglob("*.json.gz"))
-        if found and size == (now := found[0].stat().st_size) and now:
-            return found[0]
-        size = found[0].stat().st_size if found else -1
+        found = decode_trace(folder)
+        if found is not None and size == (now := found.stat().st_size) and now:
+            return found
+        size = found.stat().st_size if found is not None else -1
         time.sleep(1.0)
     return None
 
