@@ -27,6 +27,8 @@ class StepView:
         context_tokens: tokens in the KV cache of all rows together.
         model_free: leading tokens of EAGLE3's draft that need no draft-head forward (its
             draft-extend has predicted the first one already).
+        overlap: float32 ``[rows, S]``, P(at least k+1 tokens of both drafts would be accepted),
+            where both may be verified side by side in a tree; None where a row is one chain.
     """
 
     cache_length: NDArray[np.int32]
@@ -35,6 +37,7 @@ class StepView:
     model_survival: NDArray[np.float32]
     context_tokens: int
     model_free: int = 0
+    overlap: NDArray[np.float32] | None = None
 
     @property
     def rows(self) -> int:
@@ -54,17 +57,21 @@ class Decision:
         width: tokens verified per row: the newest token and up to ``width - 1`` draft tokens.
         source: int8 ``[rows]``, values of :class:`Source`.
         length: int32 ``[rows]``, draft tokens to propose, at most ``width - 1``; 0 for NONE.
+        branch: int32 ``[rows]``, tokens of EAGLE3's draft to verify beside a row's cache draft, the
+            two together at most ``width - 1``; 0 for rows of another source. None: all are 0.
     """
 
     width: int
     source: NDArray[np.int8]
     length: NDArray[np.int32]
+    branch: NDArray[np.int32] | None = None
 
     @property
     def model_length(self) -> int:
         """Longest model draft that any row takes; 0 if none does. The draft head's forward must run
         (for the whole batch) if this exceeds the view's ``model_free``."""
-        return int(self.length[self.source == Source.MODEL].max(initial=0))
+        alone = int(self.length[self.source == Source.MODEL].max(initial=0))
+        return alone if self.branch is None else max(alone, int(self.branch.max(initial=0)))
 
 
 class Policy(Protocol):

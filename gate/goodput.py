@@ -2,8 +2,8 @@
 
 The draft head's forward is paid by every row as soon as one row wants it, and a wide verify by all
 rows as soon as one draft is long; so width and forward are chosen for the batch, then each row
-takes its better source within them. Exact for the predictions it is given. Knows neither where
-they come from nor how time is measured.
+takes its better source within them, or both side by side. Exact for the predictions it is given.
+Knows neither where they come from nor how time is measured.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ _ARMS = 3
 # What a draft head that rests saves of its draft-extend. It catches up with 16 steps at once, which
 # took 16.6 ms where 16 single ones took 6.6 ms each (16 rows, SmolLM2-135M, two CPU cores).
 _RESTING = 0.84
+TREE = 0.02
+"""Expected tokens that a tree must add to a row's better draft alone: about what a tree's links and
+the moving of its accepted branch cost."""
 
 
 class Goodput:
@@ -36,22 +39,39 @@ class Goodput:
         # already, or runs its forward.
         self._rooms = np.array(self._widths * _ARMS, np.int32) - 1
         self._model_rooms: dict[tuple[int, int], NDArray[np.int32]] = {}
+        self._splits: dict[int, tuple[NDArray[np.int32], NDArray[np.int32]]] = {}
         self._cost = cost
 
     def decide(self, view: StepView) -> Decision:
         """The best decision; ties go to the narrower width and to the less busy draft head."""
         steps = view.model_steps
         lengths = (0, min(view.model_free, steps), steps)
-        cache = self._cache_gain(view)
+        cache_total = _running_total(cache_survival(view))
+        model_total = _running_total(view.model_survival)
+        cache = _at(cache_total, np.minimum(self._rooms, _fits(view, cache_total)))
         rooms = self._model_room(lengths[1], steps)
-        model = _running_total(view.model_survival).take(rooms, axis=1)
-        tokens = np.add.reduce(np.maximum(cache, model), axis=0) + view.rows
+        model = model_total.take(rooms, axis=1)
+        gain, both = np.maximum(cache, model), None
+        if view.overlap is not None and steps and view.cache_length.any():
+            both = self._both_gain(view, view.overlap, cache_total, model_total)
+            for arm in (1, 2):
+                if lengths[arm]:
+                    part = gain[:, arm * len(self._widths) : (arm + 1) * len(self._widths)]
+                    np.maximum(part, both[:, :, : lengths[arm]].max(axis=2), out=part)
+        tokens = np.add.reduce(gain, axis=0) + view.rows
         # A draft head that has nothing more to say is not run for it.
         arms = tokens / self._seconds(view, forward=steps > lengths[1])
         index = int(arms.argmax())
         arm, place = divmod(index, len(self._widths))
         width = self._widths[place]
-        return _decision(view, width, cache[:, index], model[:, index], lengths[arm])
+        decision = _decision(view, width, cache[:, index], model[:, index], lengths[arm])
+        if both is None or not lengths[arm]:
+            return decision
+        better = both[:, place, : lengths[arm]]
+        merged = better.max(axis=1) > np.maximum(cache[:, index], model[:, index])
+        if not merged.any():
+            return decision
+        return _merged(decision, view, merged, better.argmax(axis=1).astype(np.int32) + 1)
 
     def _model_room(self, free: int, steps: int) -> NDArray[np.int32]:
         """Tokens of EAGLE3's draft that fit into each arm: int32 ``[3 * widths]``."""
@@ -61,14 +81,29 @@ class Goodput:
             found = self._model_rooms[free, steps] = np.minimum(self._rooms, ahead)
         return found
 
-    def _cache_gain(self, view: StepView) -> NDArray[np.float64]:
-        """Expected accepted tokens ``[rows, 3 * widths]`` of the cache drafts, cut to each."""
-        total = _running_total(cache_survival(view))
-        rows, columns = total.shape
-        fits = np.minimum(self._rooms, np.minimum(view.cache_length, columns - 1)[:, None])
-        fits += np.arange(0, rows * columns, columns, dtype=np.int32)[:, None]
-        gain: NDArray[np.float64] = total.take(fits)
-        return gain
+    def _both_gain(
+        self,
+        view: StepView,
+        overlap: NDArray[np.float32],
+        cache_total: NDArray[np.float64],
+        model_total: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """Expected accepted tokens ``[rows, widths, S]`` of both drafts side by side: 1 to S tokens
+        of EAGLE3's, and of the cache draft what fits beside them. 0 where nothing does."""
+        steps = view.model_steps
+        if steps not in self._splits:
+            beside = np.tile(np.arange(1, steps + 1, dtype=np.int32), len(self._widths))
+            self._splits[steps] = (
+                beside,
+                np.repeat(self._rooms[: len(self._widths)], steps) - beside,
+            )
+        beside, room = self._splits[steps]
+        cache = np.minimum(np.maximum(room, 0), _fits(view, cache_total))
+        gain = _at(cache_total, cache) + model_total.take(beside, axis=1)
+        gain -= _at(_running_total(overlap), np.minimum(cache, beside))
+        gain -= TREE
+        gain *= room > 0
+        return gain.reshape(view.rows, len(self._widths), steps)
 
     def _seconds(self, view: StepView, forward: bool) -> list[float]:
         """Of every arm; those with the draft head's forward take for ever if it is no choice."""
@@ -95,6 +130,33 @@ def _decision(
     length = np.where(use_model, np.int32(min(model_length, limit)), drafted)
     source = np.where(use_model, np.int8(Source.MODEL), drafted > 0)
     return Decision(width, source, length)
+
+
+def _merged(
+    decision: Decision, view: StepView, merged: NDArray[np.bool_], beside: NDArray[np.int32]
+) -> Decision:
+    """The decision with both drafts side by side in the rows of ``merged``, ``beside`` tokens of
+    them EAGLE3's."""
+    room = np.minimum(view.cache_length, np.int32(decision.width - 1) - beside)
+    return Decision(
+        decision.width,
+        np.where(merged, np.int8(Source.CACHE), decision.source),
+        np.where(merged, room, decision.length),
+        np.where(merged, beside, np.int32(0)),
+    )
+
+
+def _fits(view: StepView, total: NDArray[np.float64]) -> NDArray[np.int32]:
+    """Cache draft tokens ``[rows, 1]`` whose survival is known."""
+    fits: NDArray[np.int32] = np.minimum(view.cache_length, total.shape[1] - 1)[:, None]
+    return fits
+
+
+def _at(total: NDArray[np.float64], columns: NDArray[np.int32]) -> NDArray[np.float64]:
+    """``total[row, columns[row]]`` of every row; ``columns``: ``[rows, any]``."""
+    starts = np.arange(0, total.size, total.shape[1], dtype=np.int32)[:, None]
+    found: NDArray[np.float64] = total.take(columns + starts)
+    return found
 
 
 def _running_total(survival: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -129,5 +191,8 @@ def expected_length(view: StepView, decision: Decision) -> NDArray[np.float64]:
         model = _running_total(view.model_survival)
         of_model = model[rows, np.minimum(decision.length, view.model_steps)]
         expected = np.where(decision.source == Source.MODEL, of_model, expected)
+        if decision.branch is not None and view.overlap is not None:
+            shared = np.minimum(decision.branch, decision.length)
+            expected += model[rows, decision.branch] - _running_total(view.overlap)[rows, shared]
     expected[decision.source == Source.NONE] = 0.0
     return expected

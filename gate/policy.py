@@ -49,6 +49,34 @@ class RowRule:
         return Decision(int(self._widths[fit]), source, length)
 
 
+class BothDrafts:
+    """Every cache draft, good or bad, beside EAGLE3's in one tree; EAGLE3's alone without one.
+
+    For tests and comparisons. Where rows are chains, the cache draft alone.
+    """
+
+    uses_model = True
+
+    def __init__(self, name: str, ladder: Sequence[int]) -> None:
+        self.name = name
+        self._widest = int(ladder[-1])
+        self._widths = np.array(ladder, np.int32)
+        self._alone = RowRule(name, ladder, _always, use_model=True)
+
+    def decide(self, view: StepView) -> Decision:
+        """Both drafts whole, the cache's cut to what the widest width leaves it."""
+        steps = view.model_steps
+        decision = self._alone.decide(view)
+        if view.overlap is None or not 0 < steps < self._widest - 1:
+            return decision
+        both = decision.source == Source.CACHE
+        branch = np.where(both, np.int32(steps), np.int32(0))
+        length = np.minimum(decision.length, np.int32(self._widest - 1) - branch)
+        needed = int((length + branch).max(initial=0)) + 1
+        width = int(self._widths[np.searchsorted(self._widths, needed)])
+        return Decision(width, decision.source, length, branch)
+
+
 def _never(view: StepView) -> NDArray[np.bool_]:
     return np.zeros(view.rows, np.bool_)
 
@@ -73,6 +101,10 @@ def _threshold(name: str, ladder: Sequence[int], tau: float, cost: StepTime | No
     return RowRule(name, ladder, _above(tau), use_model=True)
 
 
+def _both(name: str, ladder: Sequence[int], tau: float, cost: StepTime | None) -> Policy:
+    return BothDrafts(name, ladder)
+
+
 def _goodput(name: str, ladder: Sequence[int], tau: float, cost: StepTime | None) -> Policy:
     if cost is None:
         raise GateError("policy 'goodput' needs a step-time model")
@@ -87,6 +119,7 @@ POLICIES: dict[str, Callable[[str, Sequence[int], float, StepTime | None], Polic
     "cache": _rule(_always, use_model=False),
     "score": _rule(_score, use_model=True),
     "threshold": _threshold,
+    "both": _both,
     "goodput": _goodput,
 }
 

@@ -8,7 +8,7 @@ here, for any policy alike. Everything is simulated: figures of this module are 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from hybridspec.gate.acceptance import CacheAcceptance, ModelAcceptance
 from hybridspec.gate.base import Decision, Policy, StepTime, StepView
 from hybridspec.gate.cost import StepTimeModel
 from hybridspec.gate.history import RequestHistory, agreement
+from hybridspec.gate.joint import Joined, JointAcceptance
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.replay import Drafter, look_ahead
 from hybridspec.gate.source import Source
@@ -35,8 +36,10 @@ class Outcome:
         seconds: simulated time of all decode steps.
         steps: decode steps.
         accepted: accepted draft tokens, bonus excluded.
-        rows: rows by source, in the order of :class:`Source`.
+        rows: rows by source, in the order of :class:`Source`; of those with two branches, the one
+            that was accepted.
         tpot: float64 ``[requests]``, simulated seconds per output token after the first.
+        trees: steps in which a row had two branches.
     """
 
     tokens: int
@@ -45,6 +48,7 @@ class Outcome:
     accepted: int
     rows: tuple[int, int, int]
     tpot: NDArray[np.float64]
+    trees: int = 0
 
     @property
     def rate(self) -> float:
@@ -96,6 +100,7 @@ def simulate(
     model_steps: int = 4,
     model_free: int = 0,
     k: int = 32,
+    merges: bool = False,
     learns: StepTimeModel | None = None,
 ) -> Outcome:
     """Decode all traces.
@@ -110,6 +115,7 @@ def simulate(
         model_steps: EAGLE3's draft steps; 0 for no head.
         model_free: leading tokens of its draft that need no forward.
         k: longest cache draft.
+        merges: whether both drafts of a row may be verified side by side.
         learns: the policy's step times, to be told every step's true time; None: it knows what it
             knows.
 
@@ -119,6 +125,8 @@ def simulate(
     if model_steps and any(trace.model_accepted is None for trace in traces):
         raise ValueError("simulation: a trace does not know EAGLE3's accepted lengths")
     run = _Simulation(traces, decider, cost, batch, drafter, survival, model_steps, model_free, k)
+    if merges and model_steps and drafter is not None:
+        run.merge()
     return run.serve(learns)
 
 
@@ -148,9 +156,15 @@ class _Simulation:
         self._next = 0
         self._began = np.zeros(batch)
         self._tpot: list[float] = []
+        self._joint: JointAcceptance | None = None
+        self._joined: Joined | None = None
+
+    def merge(self) -> None:
+        """Let rows have two branches."""
+        self._joint = JointAcceptance(self._steps)
 
     def serve(self, learns: StepTimeModel | None) -> Outcome:
-        tokens = steps = accepted_tokens = 0
+        tokens = steps = accepted_tokens = trees = 0
         seconds = 0.0
         sources = np.zeros(3, np.int64)
         while True:
@@ -159,7 +173,7 @@ class _Simulation:
             if not len(slots):
                 rows = (int(sources[0]), int(sources[1]), int(sources[2]))
                 tpot = np.array(self._tpot)
-                return Outcome(tokens, seconds, steps, accepted_tokens, rows, tpot)
+                return Outcome(tokens, seconds, steps, accepted_tokens, rows, tpot, trees)
             obs, truth, left = self._look(slots)
             cache = agreement(obs.tokens, obs.length, truth, left)
             model = self._model_truth(slots)
@@ -173,12 +187,19 @@ class _Simulation:
                 learns.observe(*shape, took)
             true = np.where(decision.source == Source.CACHE, cache, model)
             accepted = np.minimum(true, decision.length)
+            branch = decision.branch if decision.branch is not None else np.zeros_like(accepted)
+            of_branch = np.minimum(model, branch)
+            # As the server does: the source of a row with two branches is that of the longer one.
+            won = of_branch > accepted
+            source = np.where(won, np.int8(Source.MODEL), decision.source)
+            accepted = np.maximum(accepted, of_branch).astype(np.int32)
             count = np.minimum(accepted + 1, left).astype(np.int32)
-            self._learn(slots, obs, truth, count, decision, accepted.astype(np.int32), model)
+            self._learn(slots, obs, truth, count, decision, source, accepted, model)
+            trees += bool(branch.any())
             self._advance(slots, truth, count, left, seconds)
             tokens += int(count.sum())
             accepted_tokens += int(np.minimum(accepted, count).sum())
-            sources += np.bincount(decision.source, minlength=3)
+            sources += np.bincount(source, minlength=3)
             steps += 1
 
     def _admit(self, now: float) -> None:
@@ -239,6 +260,17 @@ class _Simulation:
             model_free=self._free,
             context_tokens=context,
         )
+        if self._joint is not None and view.survival is not None:
+            # Traces hold no tokens of EAGLE3: whether both begin alike is not known here.
+            self._joined = joined = self._joint.join(
+                obs.tokens, obs.length, view.survival, view.model_survival
+            )
+            view = replace(
+                view,
+                survival=joined.survival,
+                model_survival=joined.model_survival,
+                overlap=joined.overlap,
+            )
         return self._decider.decide(view)
 
     def _curves(self, slots: NDArray[np.intp], obs: Observations) -> NDArray[np.float32]:
@@ -259,23 +291,36 @@ class _Simulation:
         truth: NDArray[np.int32],
         count: NDArray[np.int32],
         decision: Decision,
+        source: NDArray[np.int8],
         accepted: NDArray[np.int32],
         model: NDArray[np.int32],
     ) -> None:
         matched = self._history.update(
-            slots, obs.tokens, obs.length, truth, count, decision.source, accepted
+            slots, obs.tokens, obs.length, truth, count, source, accepted
         )
         drafted = obs.length > 0
         self._table.observe(
             obs.match_length[drafted], obs.length[drafted], matched[drafted], count[drafted]
         )
-        used = decision.source == Source.MODEL
-        self._model.observe(slots[used], decision.length[used], accepted[used])
+        alone = decision.source == Source.MODEL
+        tried = np.where(alone, decision.length, 0)
+        if decision.branch is not None:
+            tried = np.maximum(tried, decision.branch)
         if self._free:
-            # The first token is judged in every step, whatever is verified.
-            others = np.flatnonzero(~used)
-            hit = model[others] > 0
-            self._model.observe(slots[others], np.ones(len(others), np.int32), hit.astype(np.int32))
+            tried = np.maximum(tried, 1)  # judged in every step, whatever is verified
+        tried = tried.astype(np.int32)
+        hits = np.minimum(model, tried).astype(np.int32)
+        used = tried > 0
+        self._model.observe(slots[used], tried[used], hits[used])
+        if self._joint is not None and self._joined is not None:
+            self._joint.observe(
+                self._joined,
+                np.arange(len(slots)),
+                matched=matched,
+                cache_tried=np.where(decision.source == Source.CACHE, decision.length, 0),
+                model_hits=hits,
+                model_tried=tried,
+            )
 
     def _advance(
         self,

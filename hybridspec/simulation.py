@@ -75,7 +75,8 @@ def run(
     Returns:
         ``profile``, ``cells``: each with ``workload``, ``batch``, ``requests``, ``speedup`` over
         plain decoding by policy (``eagle3`` with its best chain; ``table`` is ``goodput`` without a
-        gate, by an acceptance table learned on the way; ``oracle``), ``tpot_ms`` by policy (median,
+        gate, by an acceptance table learned on the way; ``merged`` is ``goodput`` that may verify
+        both drafts of a row; ``oracle``), ``tpot_ms`` by policy (median,
         95th percentile and the slowest decile's mean over requests) and the ``eagle3_steps`` that
         were best.
 
@@ -122,6 +123,7 @@ def _cell(
         *,
         steps: int = model_steps,
         cache: bool = True,
+        merges: bool = False,
         learns: StepTimeModel | None = None,
     ) -> Outcome:
         return simulate(
@@ -133,6 +135,7 @@ def _cell(
             survival=curves,
             model_steps=steps,
             model_free=min(model_free, steps),
+            merges=merges,
             learns=learns,
         )
 
@@ -152,6 +155,7 @@ def _cell(
         "threshold": served(policy("threshold"), survival),
         "table": served(policy("goodput")),
         "goodput": served(policy("goodput"), survival),
+        "merged": served(policy("goodput"), survival, merges=True),
     }
     if ablations:
         for name, (make, learn) in ABLATIONS.items():

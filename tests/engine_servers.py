@@ -22,10 +22,10 @@ from hybridspec.loadtest.workloads import load
 
 DTYPE = "float32"
 STREAMS = 16
-POLICIES = ("cache", "score", "goodput")
+POLICIES = ("both", "score", "goodput")
 # Paused servers keep their memory (about 2 GiB each); older ones are stopped.
 MOST_ALIVE = 4
-WITHOUT_COMPILER = ("plain", "eagle3", "states", "cache")
+WITHOUT_COMPILER = ("plain", "eagle3", "states", "both")
 """Configurations whose servers find no compiler; the suffix cache's look-ups then go row by row."""
 
 CONFIGURATIONS: dict[str, Algorithm] = {

@@ -48,7 +48,7 @@ def test_rows_take_different_sources_while_requests_join_and_leave(
 
 
 def test_width_follows_the_longest_draft(engine: EngineServers, prompts: list[list[int]]) -> None:
-    server = engine("cache")
+    server = engine("both")
     before = counters(server)
     generate(server, prompts[:8], 32, concurrency=8)
     after = counters(server)
@@ -58,7 +58,6 @@ def test_width_follows_the_longest_draft(engine: EngineServers, prompts: list[li
         if after["steps", width] > before["steps", width]
     ]
     assert len(used) >= 2
-    assert after["steps", "yes"] == before["steps", "yes"], "the model's forward never runs"
 
 
 def test_counters_agree_with_what_requests_report(

@@ -25,7 +25,7 @@ def test_plain_decoding_is_the_same_one_by_one(
 
 
 # By the tree's own score both sources are used whatever the machine's times are.
-@pytest.mark.parametrize("policy", ["score", "cache", "goodput"])
+@pytest.mark.parametrize("policy", ["score", "both", "goodput"])
 def test_no_draft_changes_what_is_said(
     engine: EngineServers, prompts: list[list[int]], expected: list[list[int]], policy: str
 ) -> None:

@@ -64,7 +64,7 @@ def _continuations(server: Server, sampling: dict[str, Any]) -> list[tuple[int, 
 def test_samples_are_distributed_as_plain_decodings(engine: EngineServers, setting: str) -> None:
     sampling = SETTINGS[setting]
     plain = _continuations(engine("plain"), sampling)
-    ours = _continuations(engine("cache"), sampling)
+    ours = _continuations(engine("both"), sampling)
     for length in (1, 2):
         counts = [Counter(each[:length] for each in seen) for seen in (plain, ours)]
         common = [outcome for outcome, count in (counts[0] + counts[1]).items() if count >= 12]
@@ -78,7 +78,7 @@ def test_samples_are_distributed_as_plain_decodings(engine: EngineServers, setti
 
 def test_drafts_were_verified_for_them(engine: EngineServers) -> None:
     body = {"text": COLOURS, "sampling_params": {**SETTINGS["top-k"], "max_new_tokens": 24}}
-    reports = [answer["meta_info"]["hybridspec"][0] for answer in _ask(engine("cache"), [body] * 8)]
+    reports = [answer["meta_info"]["hybridspec"][0] for answer in _ask(engine("both"), [body] * 8)]
     assert sum(report["cache"]["proposed"] for report in reports) > 20
     assert sum(report["cache"]["accepted"] for report in reports) > 0
 
@@ -94,7 +94,7 @@ def test_grammars_hold_at_sixteen_streams_against_drafts_that_break_them(
         ]
         sampling = {"temperature": temperature, "max_new_tokens": 48, **grammar}
         bodies.append({"text": f"{JSON_LIKE}#{number}\n", "sampling_params": sampling})
-    answers = _ask(engine("cache"), bodies)
+    answers = _ask(engine("both"), bodies)
     for number, answer in enumerate(answers):
         text, reason = answer["text"], answer["meta_info"]["finish_reason"]["type"]
         assert reason == "stop", text
@@ -120,7 +120,7 @@ def test_a_required_tool_call_is_valid(engine: EngineServers) -> None:
         "temperature": 0,
         "max_tokens": 80,
     }
-    reply = httpx.post(f"{engine('cache').url}/v1/chat/completions", json=body, timeout=300)
+    reply = httpx.post(f"{engine('both').url}/v1/chat/completions", json=body, timeout=300)
     assert reply.status_code == 200, reply.text
     message = reply.json()["choices"][0]["message"]
     called = message["tool_calls"][0]["function"] if message.get("tool_calls") else None

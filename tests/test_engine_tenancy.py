@@ -33,7 +33,7 @@ def _cache_report(server: Server, prompt: list[int], **tenant: str) -> tuple[lis
 def test_a_planted_continuation_is_offered_under_its_own_salt_alone(
     engine: EngineServers, prompts: list[list[int]], kind: str
 ) -> None:
-    server = engine("cache")
+    server = engine("both")
     assert httpx.post(f"{server.url}/flush_cache", timeout=60).status_code == 200
     question = prompts[17]
     secret, first = _cache_report(server, question, **{kind: "tenant A"})

@@ -11,6 +11,7 @@ import pytest
 from hybridspec.gate.base import Decision, StepView
 from hybridspec.gate.cost import StepCost, StepTimeModel
 from hybridspec.gate.errors import GateError
+from hybridspec.gate.goodput import TREE, expected_length
 from hybridspec.gate.policy import POLICIES, make_policy
 from hybridspec.gate.source import Source
 
@@ -142,8 +143,76 @@ def test_goodput_is_exact() -> None:
         assert (got.length < got.width).all()
 
 
+def plain_merged(step: StepView, ladder: tuple[int, ...], cost: StepTimeModel) -> float:
+    """As :func:`plain_goodput`, with any split of the width between both drafts of a row.
+
+    EAGLE3's first token is free, and a draft head that rests saves nothing here.
+    """
+    best = 0.0
+    assert step.survival is not None
+    assert step.overlap is not None
+    for width, reach in itertools.product(ladder, (0, 1, step.model_steps)):
+        tokens = 0.0
+        for row in range(step.rows):
+            long = int(step.cache_length[row])
+            options = [
+                float(step.survival[row, : min(width - 1, long)].sum()),
+                float(step.model_survival[row, : min(reach, width - 1)].sum()),
+            ]
+            for branch in range(1, min(reach, width - 2) + 1):
+                left = min(width - 1 - branch, long)
+                both = step.survival[row, :left].sum() + step.model_survival[row, :branch].sum()
+                both -= step.overlap[row, : min(left, branch)].sum()
+                options.append(float(both) - TREE)
+            tokens += 1.0 + max(options)
+        seconds = cost.predict(step.rows, width, step.context_tokens, reach > 1)
+        best = max(best, tokens / seconds)
+    return best
+
+
+def test_both_drafts_are_verified_where_that_is_best() -> None:
+    rng = np.random.default_rng(1)
+    ladder = (1, 2, 4, 5, 8, 16, 32)
+    merged = 0
+    for _ in range(300):
+        rows = int(rng.integers(1, 5))
+        cost = StepTimeModel(StepCost(*rng.uniform([0.01, 1e-5, 0, 0], [0.05, 3e-3, 1e-6, 0.03])))
+        model = np.cumprod(rng.uniform(0.2, 1, 3))
+        step = view(
+            rng.integers(0, 40, rows).tolist(),
+            accept=rng.uniform(0, 1, rows).tolist(),
+            model=model.tolist(),
+        )
+        assert step.survival is not None
+        overlap = np.minimum(step.survival[:, :3], step.model_survival)
+        overlap *= rng.uniform(0, 1, (rows, 1)).astype(np.float32)
+        step = replace(step, model_free=1, overlap=overlap)
+        got = make_policy("goodput", ladder=ladder, cost=cost).decide(step)
+        branch = np.zeros(rows, np.int32) if got.branch is None else got.branch
+        assert (got.length + branch < got.width).all()
+        assert (got.source[branch > 0] == C).all()
+        assert (got.length[branch > 0] > 0).all()
+        tokens = rows + float(expected_length(step, got).sum()) - TREE * (branch > 0).sum()
+        seconds = cost.predict(rows, got.width, step.context_tokens, got.model_length > 1)
+        assert tokens / seconds == pytest.approx(plain_merged(step, ladder, cost), rel=1e-6)
+        merged += int((branch > 0).sum())
+    assert merged > 100
+
+
+def test_both_puts_every_cache_draft_beside_the_models() -> None:
+    step = view([0, 3, 60], model=[0.7, 0.5, 0.3])
+    assert make_policy("both").decide(step).branch is None  # rows are chains
+    decision = make_policy("both").decide(replace(step, overlap=step.model_survival))
+    assert shown(decision) == (32, [M, C, C], [3, 3, 28])
+    assert decision.branch is not None
+    assert decision.branch.tolist() == [0, 3, 3]
+    assert decision.model_length == 3
+
+
 def test_bad_settings_are_refused() -> None:
-    with pytest.raises(GateError, match="valid are none, model, cache, score, threshold, goodput"):
+    with pytest.raises(
+        GateError, match="valid are none, model, cache, score, threshold, both, goodput"
+    ):
         make_policy("best")
     with pytest.raises(GateError, match="step-time"):
         make_policy("goodput")

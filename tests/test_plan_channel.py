@@ -28,6 +28,7 @@ def plan(rows: int, width: int, seed: int = 0) -> StepPlan:
         tokens=rng.integers(0, 1 << 17, (rows, width - 1)).astype(np.int32),
         model_length=width - 1,
         model_forward=bool(seed % 2),
+        branch=rng.integers(0, 4, rows).astype(np.int32) if seed % 2 else None,
         extend=tuple(Extend)[seed % len(Extend)],
     )
 
@@ -35,11 +36,18 @@ def plan(rows: int, width: int, seed: int = 0) -> StepPlan:
 def same(one: StepPlan, other: StepPlan) -> bool:
     arrays = ("source", "length", "tokens")
     rest = ("width", "model_length", "model_forward", "extend")
-    return all(
-        np.array_equal(getattr(one, name), getattr(other, name))
-        and getattr(one, name).dtype == getattr(other, name).dtype
-        for name in arrays
-    ) and all(getattr(one, name) == getattr(other, name) for name in rest)
+    branches = one.branch is None and other.branch is None
+    if one.branch is not None and other.branch is not None:
+        branches = one.branch.dtype == other.branch.dtype and (one.branch == other.branch).all()
+    return (
+        bool(branches)
+        and all(
+            np.array_equal(getattr(one, name), getattr(other, name))
+            and getattr(one, name).dtype == getattr(other, name).dtype
+            for name in arrays
+        )
+        and all(getattr(one, name) == getattr(other, name) for name in rest)
+    )
 
 
 @pytest.mark.parametrize("width", [1, 2, WIDEST])

@@ -18,6 +18,7 @@ from hybridspec.adapters.sglang import requests as followed
 from hybridspec.adapters.sglang.config import HybridConfig
 from hybridspec.adapters.sglang.planner import StepPlanner
 from hybridspec.adapters.sglang.step_plan import StepPlan
+from hybridspec.gate.joint import JointAcceptance
 
 PHRASE = list(range(100, 120))
 
@@ -177,6 +178,55 @@ def test_a_finished_request_carries_its_numbers() -> None:
     assert report["cache"] == cache
     assert report["model"] == {"steps": 0, "proposed": 0, "accepted": 0}
     assert report["none"] == {"steps": 0}
+
+
+def test_the_branch_that_won_is_credited() -> None:
+    bench = Bench(policy="both")
+    bench.planner.merge()
+    assert bench.count("merges") == 1
+    requests = [repeating("a"), repeating("b"), repeating("c")]
+    plan = bench.planner.plan(requests, np.array([9, 9, 9]))  # the cache says PHRASE[6]
+    assert plan.branch is not None
+    assert plan.source.tolist() == [Source.CACHE] * 3
+    assert plan.branch.tolist() == [4] * 3
+    requests[0].output_ids.extend([*PHRASE[6:9], 50])
+    requests[1].output_ids.extend([9, 8, 50])
+    requests[2].output_ids.extend([50])
+    bench.planner.settle([3, 2, 0], np.array([[0, 1, 0], [0, 2, 0]], np.int32))
+    for won in ("cache", "model", "none"):
+        assert bench.count("merged_rows_total", won=won) == 1
+    assert bench.count("accepted_tokens_total", source="cache") == 3
+    assert bench.count("accepted_tokens_total", source="model") == 2
+    assert bench.count("draft_tokens_total", source="cache") == plan.length.sum()
+    assert bench.count("draft_tokens_total", source="model") == 12
+    for request in requests:
+        bench.planner.finish(request.rid)
+    first, second, third = ((each.customized_info or {})["hybridspec"][0] for each in requests)
+    long = int(plan.length[0])
+    assert first["cache"] == {"steps": 1, "proposed": long, "accepted": 3}
+    assert first["model"] == {"steps": 0, "proposed": 4, "accepted": 0}
+    assert second["cache"] == {"steps": 0, "proposed": long, "accepted": 0}
+    assert second["model"] == {"steps": 1, "proposed": 4, "accepted": 2}
+    assert third["cache"]["accepted"] == third["model"]["accepted"] == 0
+
+
+def test_rows_are_chains_until_they_may_merge() -> None:
+    for policy in ("both", "goodput"):
+        bench = Bench(policy=policy, profile="h100")
+        assert bench.planner.plan([repeating()], np.array([9])).branch is None
+        assert bench.count("merges") == 0
+
+
+def test_a_comparison_that_fails_leaves_rows_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(policy="both")
+    bench.planner.merge()
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(JointAcceptance, "join", fail)
+    assert bench.step(repeating()).branch is None
+    assert bench.count("fallbacks_total", part="joint") == 1
 
 
 def test_a_reused_id_is_a_new_request() -> None:

@@ -13,11 +13,8 @@ import torch
 from numpy.typing import NDArray
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
-from sglang.srt.speculative.eagle_utils import (
-    TreeMaskMode,
-    build_tree_kernel_efficient,
-    default_tree_mask_mode,
-)
+
+from hybridspec.adapters.sglang import tree_masks
 
 
 class ChainBuilder:
@@ -78,34 +75,13 @@ class ChainBuilder:
         backend: Any,
     ) -> tuple[torch.Tensor, ...]:
         rows, width = draft.shape[0], draft.shape[1] + 1
-        verify_mask = backend.verify_mask
-        mode = verify_mask.mode if verify_mask is not None else default_tree_mask_mode()
-        if verify_mask is None and mode == TreeMaskMode.QLEN_ONLY:
+        if tree_masks.own(backend):
             steps = torch.arange(width, device=self._device)
             mask = (steps[:, None] >= steps).expand(rows, -1, -1).reshape(-1)
             index = torch.arange(rows * width, device=self._device).view(rows, width)
             none = torch.full((rows, width), -1, dtype=torch.int64, device=self._device)
             positions = (seq_lens[:, None] + steps).reshape(-1)
             return mask, positions, index, none, none, torch.cat((bonus[:, None], draft), dim=1)
-        # Other mask layouts: SGLang's own builder, given the chain as a tree of one branch.
-        buffer = verify_mask.buffer if verify_mask is not None and verify_mask.fits(rows) else None
-        if seq_lens_sum is None:
-            # It sizes a mask that holds the context. More is safe; asking the device would wait.
-            full = buffer is None and mode == TreeMaskMode.FULL_MASK
-            seq_lens_sum = rows * backend.max_context_len if full else 0
-        depth = torch.arange(max(width - 1, 1), device=self._device).repeat(rows, 1)
-        built: tuple[torch.Tensor, ...] = build_tree_kernel_efficient(
-            bonus,
-            depth - 1,
-            depth[:, : width - 1],
-            draft,
-            seq_lens,
-            seq_lens_sum,
-            1,
-            width - 1,
-            width,
-            mode,
-            buffer,
-            verify_mask is None or verify_mask.is_read,
-        )
-        return built
+        tokens = torch.cat((bonus[:, None], draft), dim=1)
+        before = torch.arange(-1, width - 1, device=self._device).expand(rows, -1)
+        return tree_masks.built(tokens, before, seq_lens, seq_lens_sum, backend)

@@ -131,8 +131,8 @@ HOOKS: tuple[Hook, ...] = (
     Hook(
         f"{_SRT}.managers.utils.GenerationBatchResult",
         (
-            *("logits_output", "next_token_ids", "accept_lens", "next_draft_input"),
-            *("speculative_num_draft_tokens", "can_run_cuda_graph"),
+            *("logits_output", "next_token_ids", "accept_lens", "accept_index"),
+            *("next_draft_input", "speculative_num_draft_tokens", "can_run_cuda_graph"),
         ),
     ),
     Hook(f"{_SRT}.distributed.parallel_state.get_tp_group"),
@@ -145,6 +145,14 @@ HOOKS: tuple[Hook, ...] = (
         ("bonus_tokens", "topk_index", "filter_batch", "merge_batch"),
     ),
     Hook(f"{_SPEC}.base_spec_worker.BaseSpecWorker", ("note_request_finished",)),
+    # Trees of two branches.
+    Hook(
+        f"{_SPEC}.eagle_worker_common._finalize_accept_tree_path",
+        (
+            *("batch", "accept_index", "accept_lens", "predict", "logits_output", "bs"),
+            *("token_to_kv_pool_allocator", "num_draft_tokens"),
+        ),
+    ),
     Hook(f"{_SPEC}.spec_utils.draft_tp_context"),
     Hook(f"{_SPEC}.spec_utils.spec_stage_span"),
     Hook(f"{_SRT}.layers.moe.utils.speculative_moe_backend_context"),

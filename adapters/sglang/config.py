@@ -29,6 +29,7 @@ GATE_DEVICES = session.DEVICES
 POLICIES = tuple(reversed(policy.POLICIES))
 SCOPES = ("salt", "request", "global")
 OVERLAPS = ("auto", "always", "never")
+BRANCHES = ("auto", "never")
 
 
 class ConfigError(ValueError):
@@ -57,6 +58,8 @@ class HybridConfig:
             ``always``; ``never``.
         profile: step-time profile, a name or a JSON file; None starts from times measured on this
             machine, where steps can be timed, else from the device's default.
+        branches: whether rows may verify both drafts side by side; ``auto``: where the attention
+            backend can.
         profile_s: most seconds that a server's first start may spend on measuring step times.
         draft_extend_after: rows of decode steps in a row without a model draft after which EAGLE3's
             draft-extend is put off, to be done for several steps at once; 0 runs it every step.
@@ -83,6 +86,7 @@ class HybridConfig:
     suffix_min_prob: float = 0.1
     suffix_scope: str = "salt"
     overlap: str = "auto"
+    branches: str = "auto"
     profile: str | None = None
     profile_s: float = 10.0
     draft_extend_after: int = 32
@@ -119,6 +123,7 @@ _CHOICES = {
     "gate_device": GATE_DEVICES,
     "suffix_scope": SCOPES,
     "overlap": OVERLAPS,
+    "branches": BRANCHES,
 }
 
 _LEAST: dict[str, float] = {
@@ -147,6 +152,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "suffix_min_prob": (int, float),
     "suffix_scope": (str,),
     "overlap": (str,),
+    "branches": (str,),
     "profile": (str, type(None)),
     "profile_s": (int, float),
     "draft_extend_after": (int,),

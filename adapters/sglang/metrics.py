@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from hybridspec.adapters.base import LENGTH_BINS, Source
 from hybridspec.adapters.sglang.deferral import Extend
+from hybridspec.adapters.sglang.step_plan import StepPlan
 from hybridspec.gate.session import PROVIDERS
 from hybridspec.gate.store import Gate
 
@@ -53,6 +54,19 @@ class HybridMetrics:
             widths,
             registry,
         )
+        self.merges = Gauge(
+            "hybridspec_merges",
+            "1 where rows may verify a cache draft and EAGLE3's as two branches, else 0.",
+            multiprocess_mode="liveall",
+            registry=registry,
+        )
+        merged = Counter(
+            "hybridspec_merged_rows",
+            "Rows that verified a cache draft and EAGLE3's as two branches, by whose was accepted.",
+            ["won"],
+            registry=registry,
+        )
+        self._merged = [merged.labels(won) for won in ("none", "cache", "model")]
         eager = Counter(
             "hybridspec_eager_steps",
             "Decode steps without a captured graph, though graphs are captured, by verify width.",
@@ -169,19 +183,26 @@ class HybridMetrics:
         if gate is not None:
             self._show_gate(gate)
 
-    def step(
-        self, width: int, model_forward: bool, source: NDArray[np.int8], length: NDArray[np.int32]
-    ) -> None:
-        """Count one decided step; ``source`` and ``length`` are ``[rows]``."""
-        self._steps[width, model_forward].inc()
+    def step(self, plan: StepPlan) -> None:
+        """Count one decided step."""
+        source, length = plan.source, plan.length
+        self._steps[plan.width, plan.model_forward].inc()
         rows = np.bincount(source, minlength=len(_SOURCES))
         proposed = np.bincount(source, weights=length, minlength=len(_SOURCES))
         for value, (count, tokens) in enumerate(zip(rows, proposed, strict=True)):
             if count:
                 self._rows[value].inc(float(count))
                 self._proposed[value].inc(float(tokens))
+        if plan.branch is not None:
+            self._proposed[Source.MODEL].inc(float(plan.branch.sum()))
         if np.count_nonzero(rows) > 1:
             self._mixed.inc()
+
+    def merged(self, source: NDArray[np.int8], accepted: NDArray[np.int32]) -> None:
+        """Count rows that had two branches; ``source``: whose was accepted. All ``[rows]``."""
+        won = np.where(accepted > 0, source, Source.NONE)
+        for series, rows in zip(self._merged, np.bincount(won, minlength=3), strict=True):
+            series.inc(int(rows))
 
     def eager_step(self, width: int) -> None:
         """Count a step that no captured graph fitted."""

@@ -15,7 +15,8 @@ from torch.distributed import ProcessGroup
 from hybridspec.adapters.sglang.deferral import Extend
 from hybridspec.adapters.sglang.step_plan import StepPlan
 
-_HEAD = 4
+_HEAD = 5
+_COLUMNS = 3
 _EXTENDS = tuple(Extend)
 
 
@@ -39,7 +40,7 @@ class PlanChannel:
 
     def receive(self, rows: int) -> StepPlan:
         """The leader's plan of a step of ``rows`` requests."""
-        message = np.zeros(_HEAD + rows * (2 + self._room), np.int32)
+        message = np.zeros(_HEAD + rows * (_COLUMNS + self._room), np.int32)
         self._broadcast(message)
         return unpack(message, rows)
 
@@ -48,32 +49,36 @@ class PlanChannel:
 
 
 def pack(plan: StepPlan, room: int) -> np.ndarray:
-    """A plan as int32 ``[4 + rows * (2 + room)]``; its size depends on the rows alone, so that the
+    """A plan as int32 ``[5 + rows * (3 + room)]``; its size depends on the rows alone, so that the
     receivers know it. ``room``: most draft tokens of a row."""
     rows = len(plan.source)
-    message = np.zeros(_HEAD + rows * (2 + room), np.int32)
+    message = np.zeros(_HEAD + rows * (_COLUMNS + room), np.int32)
     message[:_HEAD] = (
         plan.width,
         plan.model_length,
         plan.model_forward,
         _EXTENDS.index(plan.extend),
+        plan.branch is not None,
     )
-    body = message[_HEAD:].reshape(rows, 2 + room)
+    body = message[_HEAD:].reshape(rows, _COLUMNS + room)
     body[:, 0], body[:, 1] = plan.source, plan.length
-    body[:, 2 : 1 + plan.width] = plan.tokens
+    if plan.branch is not None:
+        body[:, 2] = plan.branch
+    body[:, _COLUMNS : _COLUMNS + plan.width - 1] = plan.tokens
     return message
 
 
 def unpack(message: np.ndarray, rows: int) -> StepPlan:
     """What :func:`pack` made of a plan of ``rows`` requests."""
-    width, model_length, model_forward, extend = message[:_HEAD].tolist()
+    width, model_length, model_forward, extend, merges = message[:_HEAD].tolist()
     body = message[_HEAD:].reshape(rows, -1)
     return StepPlan(
         width=width,
         source=body[:, 0].astype(np.int8),
         length=body[:, 1].copy(),
-        tokens=body[:, 2 : 1 + width].copy(),
+        tokens=body[:, _COLUMNS : _COLUMNS + width - 1].copy(),
         model_length=model_length,
         model_forward=bool(model_forward),
+        branch=body[:, 2].copy() if merges else None,
         extend=_EXTENDS[extend],
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -25,17 +25,20 @@ from hybridspec.adapters.sglang.config import HybridConfig
 from hybridspec.adapters.sglang.deferral import Deferral, Extend
 from hybridspec.adapters.sglang.gate_swaps import GateSwaps
 from hybridspec.adapters.sglang.metrics import HybridMetrics
+from hybridspec.adapters.sglang.pending_step import PendingStep
 from hybridspec.adapters.sglang.predictor import Predictor
 from hybridspec.adapters.sglang.request_report import RequestReport, attach
 from hybridspec.adapters.sglang.requests import Followed, FollowedRequests, Relayed
+from hybridspec.adapters.sglang.step_outcome import outcome
 from hybridspec.adapters.sglang.step_plan import StepPlan
 from hybridspec.adapters.sglang.step_profile import starting_times
 from hybridspec.adapters.sglang.step_recorder import StepRecorder
-from hybridspec.adapters.sglang.step_times import RanStep, StepTimes
+from hybridspec.adapters.sglang.step_times import StepTimes
 from hybridspec.gate.acceptance import ModelAcceptance
 from hybridspec.gate.base import Decision, StepView
 from hybridspec.gate.cost import Hopeful
 from hybridspec.gate.goodput import expected_length
+from hybridspec.gate.joint import Joined, JointAcceptance
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.policy import make_policy
 
@@ -49,33 +52,6 @@ FREE_MODEL_TOKENS = 1
 """Tokens of EAGLE3's chain that need no draft forward: draft-extend has predicted the first."""
 PROBE_EVERY = 64
 """Decode steps of which one is decided in hope (see :class:`hybridspec.gate.cost.Hopeful`)."""
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A step that was planned and whose outcome is not known yet."""
-
-    rows: list[Followed]
-    slots: NDArray[np.int64]
-    plan: StepPlan
-    observations: Observations
-    context_tokens: int
-    foretold: NDArray[np.int64] | None
-    number: int
-    catches_up: bool
-    expected: NDArray[np.float64]
-    accepted: NDArray[np.int32] | None = None
-
-    def as_ran(self) -> RanStep:
-        plan = self.plan
-        return RanStep(
-            rows=len(self.rows),
-            width=plan.width,
-            context_tokens=self.context_tokens,
-            model_forward=plan.model_forward,
-            extend=plan.extend,
-            catches_up=self.catches_up,
-        )
 
 
 class StepPlanner:
@@ -111,6 +87,7 @@ class StepPlanner:
         self._predictor = Predictor(settings.gate, widest, SLOTS, settings.gate_device)
         self._depth = max(widest, self._predictor.depth)
         self._acceptance = ModelAcceptance(SLOTS, model_steps)
+        self._joint: JointAcceptance | None = None
         self._report = RequestReport(SLOTS)
         self._watch = AcceptanceWatch()
         self._cost, self._profiler = starting_times(
@@ -147,9 +124,15 @@ class StepPlanner:
                 lost=self.metrics.traces_lost,
             )
         self._buffer = Observations.allocate(SLOTS, self._depth)
-        self._pending: _Pending | None = None
+        self._pending: PendingStep | None = None
         self._logged: set[str] = set()
         self._steps = 0
+
+    def merge(self) -> None:
+        """Let rows verify both drafts side by side from now on."""
+        if self._model_steps and self._policy.uses_model:
+            self._joint = JointAcceptance(self._model_steps)
+            self.metrics.merges.set(1)
 
     def plan(
         self,
@@ -180,22 +163,25 @@ class StepPlanner:
         self._settle_tokens(rows, relayed)
         self._reset(slots[np.array(new)])
         observations = self._observe(rows, slots)
-        view = self._view(rows, slots, observations)
         behind = self._deferral.behind
+        if behind:
+            foretold = None
+        view, joined = self._view(rows, slots, observations, foretold)
         decision, extend = self._decide(view, behind)
         plan = replace(_carry_out(decision, observations), extend=extend)
-        self.metrics.step(plan.width, plan.model_forward, plan.source, plan.length)
+        self.metrics.step(plan)
         self.metrics.draft_extend(extend)
-        self._pending = _Pending(
+        self._pending = PendingStep(
             rows,
             slots,
             plan,
             observations,
             view.context_tokens,
-            None if behind else foretold,
+            foretold,
             self._steps,
             behind and extend is Extend.NOW,
             expected_length(view, decision),
+            joined,
         )
         self._steps += 1
         return plan
@@ -216,25 +202,38 @@ class StepPlanner:
             decision = decide(replace(view, model_survival=view.model_survival[:, :0]))
         return decision, self._deferral.next(wanted, view.rows, decision.width)
 
-    def settle(self, accepted: Sequence[int]) -> bool:
+    def settle(self, accepted: Sequence[int], branches: NDArray[np.int32] | None = None) -> bool:
         """Take in the accepted lengths (bonus excluded, row order) of the planned step; whether
-        they were not known yet."""
+        they were not known yet.
+
+        ``branches``: of a plan with branches, int32 ``[2, rows]``: whether EAGLE3's branch was
+        accepted, and how many tokens of EAGLE3's draft came true.
+        """
         pending = self._pending
-        if pending is None or pending.accepted is not None or len(accepted) != len(pending.rows):
+        if pending is None or pending.outcome is not None or len(accepted) != len(pending.rows):
             return False
-        pending.accepted = np.array(accepted, np.int32)
         plan = pending.plan
-        self.metrics.outcome(plan.source, pending.accepted, pending.expected)
-        self._report.add(pending.slots, plan.source, plan.length, pending.accepted)
-        for source, level in self._watch.add(plan.source, plan.length, pending.accepted):
+        done = pending.outcome = outcome(plan, np.array(accepted, np.int32), branches)
+        self.metrics.outcome(done.source, done.accepted, pending.expected)
+        self._report.add(pending.slots, done.source, done.proposed, done.accepted)
+        if (beside := done.beside) is not None:
+            self.metrics.merged(done.source[beside.rows], done.accepted[beside.rows])
+            self._report.propose(pending.slots[beside.rows], beside.source, beside.proposed)
+        # The longer of two branches says nothing of how good drafts are.
+        alone = slice(None) if plan.branch is None else plan.branch == 0
+        for source, level in self._watch.add(
+            done.source[alone], done.proposed[alone], done.accepted[alone]
+        ):
             self._alarm(source, level)
-        model = plan.source == Source.MODEL
-        self._acceptance.observe(pending.slots[model], plan.length[model], pending.accepted[model])
+        tried = done.model_tried > 0
+        self._acceptance.observe(
+            pending.slots[tried], done.model_tried[tried], done.model_hits[tried]
+        )
         if (recorder := self._recorder) is not None:
-            known, done = pending.observations, pending.accepted
+            known = pending.observations
             self._guarded(
                 "traces",
-                lambda: recorder.step(pending.number, pending.rows, known, plan, done),
+                lambda: recorder.step(pending.number, pending.rows, known, plan.width, done),
                 None,
             )
         return True
@@ -305,7 +304,7 @@ class StepPlanner:
         fresh = [row.new_tokens(relayed.get(row.request.rid)) for row in rows]
         pending, self._pending = self._pending, None
         self._guarded("suffix_cache", lambda: self._cache.extend(rows, fresh), None)
-        if pending is None or pending.accepted is None:
+        if pending is None or pending.outcome is None:
             return
         at = {id(row): index for index, row in enumerate(rows)}
         kept = [i for i, row in enumerate(pending.rows) if id(row) in at]
@@ -314,23 +313,35 @@ class StepPlanner:
             self._guarded("gate", lambda: self._teach(pending, np.array(kept), tokens), None)
 
     def _teach(
-        self, pending: _Pending, kept: NDArray[np.int64], tokens: list[NDArray[np.int32]]
+        self, pending: PendingStep, kept: NDArray[np.int64], tokens: list[NDArray[np.int32]]
     ) -> None:
-        assert pending.accepted is not None
-        self._predictor.learn(
+        done = pending.outcome
+        assert done is not None
+        matched = self._predictor.learn(
             pending.slots[kept],
             pending.observations.take(kept),
             tokens,
-            pending.plan.source[kept],
-            pending.accepted[kept],
+            done.source[kept],
+            done.accepted[kept],
         )
-        if pending.foretold is None:
-            return
-        # Rows that verified EAGLE3's draft were counted when they settled.
-        first = np.array([row[0] if len(row) else -1 for row in tokens])
-        judged = (first >= 0) & (pending.plan.source[kept] != Source.MODEL)
-        hit = (first == pending.foretold[kept])[judged].astype(np.int32)
-        self._acceptance.observe(pending.slots[kept][judged], np.ones_like(hit), hit)
+        tried, hits = done.model_tried[kept], done.model_hits[kept]
+        if pending.foretold is not None:
+            # Rows that verified EAGLE3's draft were counted when they settled.
+            first = np.array([row[0] if len(row) else -1 for row in tokens])
+            judged = (first >= 0) & (tried == 0)
+            hit = (first == pending.foretold[kept])[judged].astype(np.int32)
+            self._acceptance.observe(pending.slots[kept][judged], np.ones_like(hit), hit)
+            tried[judged], hits[judged] = 1, hit
+        if self._joint is not None and pending.joined is not None:
+            of_cache = pending.plan.source[kept] == Source.CACHE
+            self._joint.observe(
+                pending.joined,
+                kept,
+                matched=matched,
+                cache_tried=np.where(of_cache, pending.plan.length[kept], 0).astype(np.int32),
+                model_hits=hits,
+                model_tried=tried,
+            )
 
     def _observe(self, rows: list[Followed], slots: NDArray[np.int64]) -> Observations:
         observations = self._buffer.head(len(rows))
@@ -348,24 +359,50 @@ class StepPlanner:
         return observations
 
     def _view(
-        self, rows: list[Followed], slots: NDArray[np.int64], observations: Observations
-    ) -> StepView:
+        self,
+        rows: list[Followed],
+        slots: NDArray[np.int64],
+        observations: Observations,
+        foretold: NDArray[np.int64] | None,
+    ) -> tuple[StepView, Joined | None]:
         started = time.perf_counter()
         survival = self._guarded("gate", lambda: self._predictor.survival(observations), None)
         if self._predictor.gate is not None:
             self.metrics.gate_ran(time.perf_counter() - started)
+        model, overlap = self._acceptance.survival(slots), None
+        joined = self._join(observations, survival, model, foretold)
+        if joined is not None:
+            survival, model, overlap = joined.survival, joined.model_survival, joined.overlap
         # What lies beyond a request's token limit would be verified for nothing.
         room = np.array([row.room() for row in rows], np.int32)
-        return StepView(
+        inside = self._model_positions < room[:, None]
+        view = StepView(
             cache_length=np.minimum(observations.length, room),
             cache_score=observations.score,
             survival=survival,
-            model_survival=self._acceptance.survival(slots)
-            * (self._model_positions < room[:, None]),
+            model_survival=model * inside,
             model_free=FREE_MODEL_TOKENS,
             context_tokens=int(
                 observations.prompt_length.sum() + observations.generated_length.sum()
             ),
+            overlap=overlap * inside if overlap is not None else None,
+        )
+        return view, joined
+
+    def _join(
+        self,
+        observations: Observations,
+        survival: NDArray[np.float32] | None,
+        model: NDArray[np.float32],
+        foretold: NDArray[np.int64] | None,
+    ) -> Joined | None:
+        """Both drafts compared, where rows may have both."""
+        joint = self._joint
+        if joint is None or survival is None or not observations.length.any():
+            return None
+        tokens, length = observations.tokens, observations.length
+        return self._guarded(
+            "joint", lambda: joint.join(tokens, length, survival, model, foretold), None
         )
 
     def _grow(self, rows: int) -> None:
@@ -414,4 +451,5 @@ def _carry_out(decision: Decision, observations: Observations) -> StepPlan:
         tokens=tokens,
         model_length=decision.model_length,
         model_forward=decision.model_length > FREE_MODEL_TOKENS,
+        branch=decision.branch,
     )

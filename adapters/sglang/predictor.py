@@ -74,8 +74,9 @@ class Predictor:
         tokens: list[NDArray[np.int32]],
         source: NDArray[np.int8],
         accepted: NDArray[np.int32],
-    ) -> None:
-        """Take in a finished step of some rows.
+    ) -> NDArray[np.int32]:
+        """Take in a finished step of some rows; how far each cache draft came true in it, int32
+        ``[rows]``.
 
         Args:
             slots: int64 ``[rows]``.
@@ -101,3 +102,4 @@ class Predictor:
             matched[drafted],
             count[drafted],
         )
+        return matched

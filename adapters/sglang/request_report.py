@@ -45,6 +45,12 @@ class RequestReport:
         self._counts[slots, _PROPOSED, source] += proposed
         self._counts[slots, _ACCEPTED, source] += accepted
 
+    def propose(
+        self, slots: NDArray[np.int64], source: NDArray[np.int8], proposed: NDArray[np.int32]
+    ) -> None:
+        """Count drafts that were verified beside those that :meth:`add` is told of."""
+        self._counts[slots, _PROPOSED, source] += proposed
+
     def of(self, slot: int) -> dict[str, dict[str, int]]:
         """The numbers of one slot by source; accepted tokens exclude the bonus token."""
         steps, proposed, accepted = self._counts[slot].tolist()

@@ -21,6 +21,8 @@ class StepPlan:
         tokens: int32 ``[rows, width - 1]``, cache drafts; zero elsewhere.
         model_length: longest EAGLE3 draft that any row takes; 0 if none does.
         model_forward: whether EAGLE3's draft forward must run.
+        branch: int32 ``[rows]``, tokens of EAGLE3's draft that are verified beside a cache draft;
+            None if there are none.
         extend: what becomes of this step's draft-extend.
     """
 
@@ -30,4 +32,5 @@ class StepPlan:
     tokens: NDArray[np.int32]
     model_length: int
     model_forward: bool
+    branch: NDArray[np.int32] | None = None
     extend: Extend = Extend.NOW

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridspec.adapters.sglang.config import HybridConfig
 from hybridspec.adapters.sglang.requests import Followed, prompt, scope
+from hybridspec.adapters.sglang.step_outcome import StepOutcome
 from hybridspec.adapters.sglang.trace_recorder import TraceRecorder
 from hybridspec.gate.features import DRAFT_FEATURES, HISTORY_FEATURES, FeatureSet
 from hybridspec.gate.observations import Observations
 
 PLAIN_FEATURES = (*DRAFT_FEATURES, *HISTORY_FEATURES)
 """Features that a server without a gate can log: all that need no token table."""
-
-
-class Verified(Protocol):
-    """What is read of a step's plan (see ``planner.StepPlan``)."""
-
-    @property
-    def width(self) -> int: ...
-    @property
-    def source(self) -> NDArray[np.int8]: ...
-    @property
-    def length(self) -> NDArray[np.int32]: ...
 
 
 class StepRecorder:
@@ -70,10 +58,10 @@ class StepRecorder:
         number: int,
         rows: Sequence[Followed],
         known: Observations,
-        plan: Verified,
-        accepted: NDArray[np.int32],
+        width: int,
+        done: StepOutcome,
     ) -> None:
-        """Take in a verified step: what was known, what was verified, what was accepted."""
+        """Take in a verified step: what was known, its width, and what came of it."""
         features = None
         if self._features is not None:
             features = self._features.compute(known)
@@ -83,10 +71,10 @@ class StepRecorder:
             number,
             rids,
             known.generated_length,
-            plan.source,
-            plan.width,
-            plan.length,
-            accepted,
+            done.source,
+            width,
+            done.proposed,
+            done.accepted,
             features,
         )
 

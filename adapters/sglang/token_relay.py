@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,16 +23,17 @@ from hybridspec.adapters.sglang.requests import Relayed
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Of one launched batch: new tokens by request id and, after a decode step, the accepted
-    lengths (bonus excluded) in row order."""
+    lengths (bonus excluded) in row order, and what came of its branches, int32 ``[2, rows]``."""
 
     tokens: dict[str, Relayed]
     accepted: list[int] | None
+    branches: NDArray[np.int32] | None = None
 
 
 class _Copy(Protocol):
-    def start(self, tokens: torch.Tensor, lengths: torch.Tensor | None) -> None: ...
+    def start(self, parts: Sequence[torch.Tensor]) -> None: ...
 
-    def wait(self) -> tuple[NDArray[np.int32], list[int] | None]: ...
+    def wait(self) -> list[NDArray[np.int32]]: ...
 
 
 class TokenRelay:
@@ -42,7 +44,11 @@ class TokenRelay:
         self._launched: list[tuple[str, int]] | None = None
 
     def launched(
-        self, requests: Sequence[Any], tokens: torch.Tensor, lengths: torch.Tensor | None
+        self,
+        requests: Sequence[Any],
+        tokens: torch.Tensor,
+        lengths: torch.Tensor | None = None,
+        branches: torch.Tensor | None = None,
     ) -> None:
         """Start to copy what a batch produced.
 
@@ -51,9 +57,11 @@ class TokenRelay:
             tokens: int ``[rows * width]``; row ``i`` has its tokens at ``i * width`` and after.
             lengths: int ``[rows]``, tokens of each row, bonus included; None for a prefill, which
                 produces one each.
+            branches: int ``[2, rows]``, of a step with branches (see :mod:`.step_outcome`).
         """
         self._launched = [(each.rid, len(each.output_ids)) for each in requests]
-        self._copy.start(tokens, lengths)
+        flat = None if branches is None else branches.reshape(-1)
+        self._copy.start([part for part in (tokens, lengths, flat) if part is not None])
 
     def forget(self) -> None:
         """The newest batch produced nothing that a step could need."""
@@ -64,25 +72,27 @@ class TokenRelay:
         launched, self._launched = self._launched, None
         if launched is None:
             return None
-        tokens, lengths = self._copy.wait()
+        tokens, *after_decode = self._copy.wait()
         width = len(tokens) // max(len(launched), 1)
-        counts = [1] * len(launched) if lengths is None else lengths
+        counts = after_decode[0].tolist() if after_decode else [1] * len(launched)
         rows = {
             rid: Relayed(tokens[at * width : at * width + count], held)
             for at, ((rid, held), count) in enumerate(zip(launched, counts, strict=True))
         }
-        return Outcome(rows, None if lengths is None else [count - 1 for count in lengths])
+        if not after_decode:
+            return Outcome(rows, None)
+        branches = after_decode[1].reshape(2, -1) if after_decode[1:] else None
+        return Outcome(rows, [count - 1 for count in counts], branches)
 
 
 class _OnHost:
     """Everything is on the host already."""
 
-    def start(self, tokens: torch.Tensor, lengths: torch.Tensor | None) -> None:
-        self._tokens, self._lengths = tokens, lengths
+    def start(self, parts: Sequence[torch.Tensor]) -> None:
+        self._parts = parts
 
-    def wait(self) -> tuple[NDArray[np.int32], list[int] | None]:
-        lengths = None if self._lengths is None else self._lengths.tolist()
-        return self._tokens.to(torch.int32).numpy(), lengths
+    def wait(self) -> list[NDArray[np.int32]]:
+        return [part.to(torch.int32).numpy() for part in self._parts]
 
 
 class _FromDevice:
@@ -93,29 +103,24 @@ class _FromDevice:
         self._stream = self._module.Stream()
         self._done = self._module.Event()
         self._pinned = torch.empty(0, dtype=torch.int32, pin_memory=True)
-        self._counts = 0, 0
+        self._ends: list[int] = []
 
-    def start(self, tokens: torch.Tensor, lengths: torch.Tensor | None) -> None:
-        rows = 0 if lengths is None else len(lengths)
-        self._counts = len(tokens), rows
-        needed = len(tokens) + rows
-        if needed > len(self._pinned):
+    def start(self, parts: Sequence[torch.Tensor]) -> None:
+        self._ends = list(accumulate(len(part) for part in parts))
+        if self._ends[-1] > len(self._pinned):
             self._done.synchronize()
-            self._pinned = torch.empty(2 * needed, dtype=torch.int32, pin_memory=True)
+            self._pinned = torch.empty(2 * self._ends[-1], dtype=torch.int32, pin_memory=True)
         self._stream.wait_stream(self._module.current_stream())
         with self._module.stream(self._stream):
-            for source, at in ((tokens, 0), (lengths, len(tokens))):
-                if source is None:
-                    continue
+            for part, end in zip(parts, self._ends, strict=True):
                 # The allocator must not hand its memory out before the copy has read it.
-                source.record_stream(self._stream)
-                narrow = source.to(torch.int32)
-                self._pinned[at : at + len(source)].copy_(narrow, non_blocking=True)
+                part.record_stream(self._stream)
+                narrow = part.to(torch.int32)
+                self._pinned[end - len(part) : end].copy_(narrow, non_blocking=True)
             self._done.record(self._stream)
 
-    def wait(self) -> tuple[NDArray[np.int32], list[int] | None]:
+    def wait(self) -> list[NDArray[np.int32]]:
         self._done.synchronize()
-        tokens, rows = self._counts
         # Copies: the next step overwrites the pinned memory while these are still in use.
-        held = self._pinned[: tokens + rows].numpy().copy()
-        return held[:tokens], held[tokens:].tolist() if rows else None
+        held = self._pinned[: self._ends[-1]].numpy().copy()
+        return np.split(held, self._ends[:-1])

@@ -6,7 +6,10 @@ target verify, sampling and every scheduler contract stay SGLang's.
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,8 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_utils import spec_stage_span
 
 from hybridspec.adapters.base import Source
-from hybridspec.adapters.sglang import config, min_p, validate
+from hybridspec.adapters.sglang import branches, config, min_p, validate
+from hybridspec.adapters.sglang.branches import Branches
 from hybridspec.adapters.sglang.chain import ChainBuilder
 from hybridspec.adapters.sglang.draft_context import drafting
 from hybridspec.adapters.sglang.draft_extend import DraftExtend
@@ -29,18 +33,23 @@ from hybridspec.adapters.sglang.step_plan import StepPlan
 from hybridspec.adapters.sglang.token_relay import TokenRelay
 from hybridspec.adapters.sglang.width_states import WidthStates
 
+logger = logging.getLogger(__name__)
+
 
 class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
     """Drafts from the suffix cache, EAGLE3 or nothing, row by row, and verifies one chain width."""
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
-        for chosen in attention_backends():
+        backends = attention_backends()
+        for chosen in backends:
             if problem := validate.backend_problem(config.current(), chosen):
                 raise ValueError(f"hybridspec: attention backend {problem}")
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         self._steps = self.speculative_num_steps
         self._chains = ChainBuilder(self.device)
         self._states: WidthStates | None = None
+        self._branches = Branches(self)
+        self._branched: torch.Tensor | None = None
         self._draft_extend = DraftExtend(
             self.draft_worker, self._stub_skipped_draft_extend, self._verified
         )
@@ -62,6 +71,17 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
                 model=Path(server_args.model_path).name,
                 most_rows=server_args.max_running_requests,
             )
+            self._let_merge(backends, get_schedule().page_size or 1)
+
+    def _let_merge(self, backends: Sequence[str], page_size: int) -> None:
+        """Let the planner give rows two branches, where these can be verified."""
+        assert self._planner is not None
+        if config.current().branches == "never":
+            return
+        if problem := branches.problem(backends, page_size):
+            logger.warning("hybridspec: no rows with two branches: %s", problem)
+        else:
+            self._planner.merge()
 
     def init_cuda_graphs(self) -> None:
         """Called when all of SGLang's backends are built: build those of the other widths."""
@@ -85,10 +105,14 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
         plan = self._plan(batch, first)
         self._draft_extend.due = plan.extend
         bonus = batch.spec_info.bonus_tokens
-        draft = self._draft_tokens(batch, plan, first)
+        chain = self._model_chain(batch, plan, first)
+        draft = self._draft_tokens(plan, chain)
         assert self._states is not None
-        with self._states.using(plan.width), min_p.during(batch.sampling_info):
-            batch.spec_info = self._verify_input(batch, plan, bonus, draft)
+        with ExitStack() as stack:
+            stack.enter_context(self._states.using(plan.width))
+            stack.enter_context(min_p.during(batch.sampling_info))
+            batch.spec_info = self._verify_input(batch, plan, bonus, draft, chain)
+            stack.enter_context(self._branches.verifying(plan))
             result = super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
             )
@@ -108,13 +132,18 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
         if result.next_token_ids is None:
             self._relay.forget()
         else:
-            self._relay.launched(batch.reqs, result.next_token_ids, None)
+            self._relay.launched(batch.reqs, result.next_token_ids)
         return result
 
     def _verified(self, batch: ScheduleBatch, result: Any) -> None:
         """Called once a decode step's tokens are decided, before its draft-extend."""
+        branched = self._branches.verified(batch, result)
         if self._relay is not None:
-            self._relay.launched(batch.reqs, result.next_token_ids, result.accept_lens)
+            self._relay.launched(batch.reqs, result.next_token_ids, result.accept_lens, branched)
+        elif branched is not None:
+            # Whole on the host once the scheduler has waited for what it copies itself.
+            branched = branched.to("cpu", non_blocking=True)
+        self._branched = branched
 
     def on_verify_complete_cpu(
         self, num_correct_drafts_per_req: list[int], batch_size: int = 0
@@ -123,7 +152,8 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
         if self._relayed:
             self._relayed -= 1
         elif self._planner is not None:
-            self._planner.settle(num_correct_drafts_per_req)
+            branched = None if self._branched is None else self._branched.numpy()
+            self._planner.settle(num_correct_drafts_per_req, branched)
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """Called when a request ends for any reason, aborts included."""
@@ -151,7 +181,7 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
         newest = self._relay.take() if self._relay is not None else None
         if newest is not None and newest.accepted is not None:
             # The scheduler will tell the same later.
-            self._relayed += self._planner.settle(newest.accepted)
+            self._relayed += self._planner.settle(newest.accepted, newest.branches)
         plan = self._planner.plan(
             batch.reqs,
             first.numpy() if on_host else None,
@@ -161,22 +191,25 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
             self._channel.send(plan)
         return plan
 
-    def _draft_tokens(
-        self, batch: ScheduleBatch, plan: StepPlan, first: torch.Tensor
-    ) -> torch.Tensor:
-        """What the rows propose, int64 ``[rows, width - 1]``."""
+    def _draft_tokens(self, plan: StepPlan, chain: torch.Tensor | None) -> torch.Tensor:
+        """What the rows propose in their first branch, int64 ``[rows, width - 1]``."""
         draft = torch.from_numpy(plan.tokens).to(self.device, torch.int64, non_blocking=True)
-        if plan.model_length:
-            chain = self._model_chain(batch) if plan.model_forward else first[:, None]
-            chain = chain[:, : plan.model_length]
+        if chain is not None:
             of_model = torch.from_numpy(plan.source == Source.MODEL).to(self.device)[:, None]
             columns = draft[:, : chain.shape[1]]
             columns.copy_(torch.where(of_model, chain, columns))
         return draft
 
     def _verify_input(
-        self, batch: ScheduleBatch, plan: StepPlan, bonus: torch.Tensor, draft: torch.Tensor
+        self,
+        batch: ScheduleBatch,
+        plan: StepPlan,
+        bonus: torch.Tensor,
+        draft: torch.Tensor,
+        chain: torch.Tensor | None,
     ) -> EagleVerifyInput:
+        if plan.branch is not None and chain is not None:
+            return self._branches.build(plan, batch, bonus, draft, chain)
         return self._chains.build(
             bonus,
             draft,
@@ -192,9 +225,15 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
         hot = self.draft_worker.hot_token_id
         return first if hot is None else hot[first]
 
-    def _model_chain(self, batch: ScheduleBatch) -> torch.Tensor:
-        """EAGLE3's chain by its draft forward, int64 ``[rows, steps]``."""
+    def _model_chain(
+        self, batch: ScheduleBatch, plan: StepPlan, first: torch.Tensor
+    ) -> torch.Tensor | None:
+        """EAGLE3's chain, int64 ``[rows, model_length]``; None if no row takes any of it."""
+        if not plan.model_length:
+            return None
+        if not plan.model_forward:
+            return first[:, None]
         with drafting(self.draft_worker), spec_stage_span("draft"):
             tree: EagleVerifyInput = self.draft_worker.draft(batch)
         chain: torch.Tensor = tree.draft_token.view(-1, self._steps + 1)[:, 1:]
-        return chain
+        return chain[:, : plan.model_length]

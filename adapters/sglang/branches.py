@@ -1,0 +1,110 @@
+"""Steps in which rows verify two branches: what SGLang is told, and what came of each branch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.speculative.eagle_info import EagleVerifyInput
+from sglang.srt.speculative.eagle_worker_common import _finalize_accept_tree_path
+
+from hybridspec.adapters.sglang.merged_tree import BRANCHES, merge, verify_input
+from hybridspec.adapters.sglang.step_plan import StepPlan
+
+BACKENDS = ("flashinfer", "triton", "portable")
+"""Attention backends whose verify takes any tree from its mask (read in SGLang 0.5.23, where
+``fa3`` is prepared for one branching factor at start; ``portable`` is ours for CPUs)."""
+
+
+def problem(backends: Sequence[str], page_size: int) -> str | None:
+    """Why rows cannot have two branches, if they cannot."""
+    other = [name for name in backends if name not in BACKENDS]
+    if other:
+        return f"attention backend {other[0]} verifies chains alone"
+    return "a page size above 1" if page_size > 1 else None
+
+
+class Branches:
+    """Builds the trees of one worker's step and takes their outcome in."""
+
+    def __init__(self, worker: Any) -> None:
+        """``worker``: SGLang's EAGLE3 worker."""
+        self._worker = worker
+        self._plan: StepPlan | None = None
+        self._chain = self._lengths = torch.empty(0)
+
+    def build(
+        self,
+        plan: StepPlan,
+        batch: ScheduleBatch,
+        bonus: torch.Tensor,
+        draft: torch.Tensor,
+        chain: torch.Tensor,
+    ) -> EagleVerifyInput:
+        """The verify input of a plan with branches.
+
+        Args:
+            plan: of the step.
+            batch: SGLang's.
+            bonus: ``[rows]``, last committed token of each row.
+            draft: int64 ``[rows, width - 1]``, every row's first branch.
+            chain: int64 ``[rows, model_length]``, EAGLE3's draft.
+        """
+        device = draft.device
+        assert plan.branch is not None
+        lengths = np.stack((plan.length, plan.branch)).astype(np.int64)
+        self._lengths = torch.from_numpy(lengths).to(device, non_blocking=True)
+        self._chain = chain
+        tree = merge(bonus.long(), draft, self._lengths[0], chain, self._lengths[1])
+        backend = self._worker.target_worker.model_runner.attn_backend
+        return verify_input(tree, batch.seq_lens, batch.seq_lens_sum, backend)
+
+    @contextmanager
+    def verifying(self, plan: StepPlan) -> Iterator[None]:
+        """Tell SGLang's verification that rows have branches, where they do."""
+        self._plan = plan if plan.branch is not None else None
+        # On a GPU SGLang moves every accepted path to its row's front, without looking at it.
+        if self._plan is not None and self._chain.is_cuda:
+            self._worker.topk = BRANCHES
+        try:
+            yield
+        finally:
+            self._worker.topk = 1
+
+    def verified(self, batch: ScheduleBatch, result: Any) -> torch.Tensor | None:
+        """Take in what was accepted, before the draft-extend, for which all rows are chains again.
+
+        Returns:
+            int32 ``[2, rows]`` on the device: whether EAGLE3's branch was accepted, and how many
+            tokens of EAGLE3's draft came true, in whichever branch; None for a plan without.
+        """
+        self._worker.topk = 1
+        if self._plan is None:
+            return None
+        width, rows = self._plan.width, len(batch.reqs)
+        cache, branch = self._lengths
+        accepted = result.accept_lens.long() - 1
+        first = torch.arange(0, rows * width, width, device=cache.device)
+        last = result.accept_index.gather(1, accepted[:, None])[:, 0] - first
+        of_model = last > cache
+        if not of_model.is_cuda and bool(of_model.any()):
+            result.next_token_ids = _finalize_accept_tree_path(
+                batch,
+                result.accept_index,
+                result.accept_lens,
+                result.next_token_ids,
+                result.logits_output,
+                rows,
+                token_to_kv_pool_allocator=self._worker.token_to_kv_pool_allocator,
+                num_draft_tokens=width,
+            )
+        steps = self._chain.shape[1]
+        said = result.next_token_ids.view(rows, width)[:, :steps]
+        verified = torch.minimum(branch, accepted)[:, None]
+        come_true = (said == self._chain) & (torch.arange(steps, device=cache.device) < verified)
+        hits = come_true.to(torch.int32).cumprod(1).sum(1)
+        return torch.stack((of_model.to(torch.int32), hits.to(torch.int32)))
