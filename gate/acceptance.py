@@ -72,11 +72,17 @@ class ModelAcceptance:
 
     def survival(self, slots: NDArray[np.integer]) -> NDArray[np.float32]:
         """P(at least k+1 accepted): float32 ``[rows, steps]``, non-increasing."""
+        survival: NDArray[np.float32] = np.multiply.accumulate(self.rates(slots), axis=1)
+        return survival
+
+    def rates(self, slots: NDArray[np.integer]) -> NDArray[np.float32]:
+        """P(token k is accepted | all before were): float32 ``[rows, steps]``."""
         overall = (self._hits + _PRIOR_WEIGHT * self._prior) / (self._tries + _PRIOR_WEIGHT)
-        rate = (self._slot_hits[slots] + _PRIOR_WEIGHT * overall) / (
-            self._slot_tries[slots] + _PRIOR_WEIGHT
+        hits = self._slot_hits[slots] + _PRIOR_WEIGHT * overall
+        rates: NDArray[np.float32] = (hits / (self._slot_tries[slots] + _PRIOR_WEIGHT)).astype(
+            np.float32
         )
-        return np.cumprod(rate, axis=1).astype(np.float32)
+        return rates
 
 
 class CacheAcceptance:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,26 @@ _ARMS = 3
 # What a draft head that rests saves of its draft-extend. It catches up with 16 steps at once, which
 # took 16.6 ms where 16 single ones took 6.6 ms each (16 rows, SmolLM2-135M, two CPU cores).
 _RESTING = 0.84
-TREE = 0.02
-"""Expected tokens that a tree must add to a row's better draft alone: about what a tree's links and
-the moving of its accepted branch cost."""
+TREE = 0.05
+"""Expected tokens that a second branch must add to a row's better draft alone: a tree costs more
+than a chain, and of many rows some seem worth one by chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Splits:
+    """Every width between 1 to S tokens of EAGLE3's draft and the cache draft, ``[S, 1, widths]``:
+    the tokens of each, and what a second branch must be worth."""
+
+    branch: NDArray[np.int32]
+    room: NDArray[np.int32]
+    price: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rooms: NDArray[np.int32], steps: int) -> _Splits:
+        branch = np.arange(1, steps + 1, dtype=np.int32)[:, None, None]
+        room = rooms - branch
+        price = np.where(room > 0, TREE, np.inf)
+        return cls(branch, np.maximum(room, 0), price)
 
 
 class Goodput:
@@ -39,7 +57,7 @@ class Goodput:
         # already, or runs its forward.
         self._rooms = np.array(self._widths * _ARMS, np.int32) - 1
         self._model_rooms: dict[tuple[int, int], NDArray[np.int32]] = {}
-        self._splits: dict[int, tuple[NDArray[np.int32], NDArray[np.int32]]] = {}
+        self._splits: dict[int, _Splits] = {}
         self._cost = cost
 
     def decide(self, view: StepView) -> Decision:
@@ -48,16 +66,18 @@ class Goodput:
         lengths = (0, min(view.model_free, steps), steps)
         cache_total = _running_total(cache_survival(view))
         model_total = _running_total(view.model_survival)
-        cache = _at(cache_total, np.minimum(self._rooms, _fits(view, cache_total)))
+        fits = np.minimum(view.cache_length, cache_total.shape[1] - 1)[:, None]
+        cache = _at(cache_total, np.minimum(self._rooms, fits))
         rooms = self._model_room(lengths[1], steps)
         model = model_total.take(rooms, axis=1)
         gain, both = np.maximum(cache, model), None
-        if view.overlap is not None and steps and view.cache_length.any():
-            both = self._both_gain(view, view.overlap, cache_total, model_total)
+        if view.overlap is not None and steps:
+            both = self._both_gain(view.overlap, fits, cache_total, model_total)
             for arm in (1, 2):
                 if lengths[arm]:
                     part = gain[:, arm * len(self._widths) : (arm + 1) * len(self._widths)]
-                    np.maximum(part, both[:, :, : lengths[arm]].max(axis=2), out=part)
+                    for branch in range(lengths[arm]):
+                        np.maximum(part, both[branch], out=part)
         tokens = np.add.reduce(gain, axis=0) + view.rows
         # A draft head that has nothing more to say is not run for it.
         arms = tokens / self._seconds(view, forward=steps > lengths[1])
@@ -67,11 +87,11 @@ class Goodput:
         decision = _decision(view, width, cache[:, index], model[:, index], lengths[arm])
         if both is None or not lengths[arm]:
             return decision
-        better = both[:, place, : lengths[arm]]
-        merged = better.max(axis=1) > np.maximum(cache[:, index], model[:, index])
+        better = both[: lengths[arm], :, place]
+        merged = better.max(axis=0) > np.maximum(cache[:, index], model[:, index])
         if not merged.any():
             return decision
-        return _merged(decision, view, merged, better.argmax(axis=1).astype(np.int32) + 1)
+        return _merged(decision, view, merged, better.argmax(axis=0).astype(np.int32) + 1)
 
     def _model_room(self, free: int, steps: int) -> NDArray[np.int32]:
         """Tokens of EAGLE3's draft that fit into each arm: int32 ``[3 * widths]``."""
@@ -83,27 +103,23 @@ class Goodput:
 
     def _both_gain(
         self,
-        view: StepView,
         overlap: NDArray[np.float32],
+        fits: NDArray[np.int32],
         cache_total: NDArray[np.float64],
         model_total: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """Expected accepted tokens ``[rows, widths, S]`` of both drafts side by side: 1 to S tokens
-        of EAGLE3's, and of the cache draft what fits beside them. 0 where nothing does."""
-        steps = view.model_steps
-        if steps not in self._splits:
-            beside = np.tile(np.arange(1, steps + 1, dtype=np.int32), len(self._widths))
-            self._splits[steps] = (
-                beside,
-                np.repeat(self._rooms[: len(self._widths)], steps) - beside,
-            )
-        beside, room = self._splits[steps]
-        cache = np.minimum(np.maximum(room, 0), _fits(view, cache_total))
-        gain = _at(cache_total, cache) + model_total.take(beside, axis=1)
-        gain -= _at(_running_total(overlap), np.minimum(cache, beside))
-        gain -= TREE
-        gain *= room > 0
-        return gain.reshape(view.rows, len(self._widths), steps)
+        """Expected accepted tokens ``[S, rows, widths]`` of both drafts side by side: 1 to S tokens
+        of EAGLE3's, and of the cache draft what fits beside them. Hopeless where nothing does."""
+        steps = overlap.shape[1]
+        splits = self._splits.get(steps)
+        if splits is None:
+            splits = self._splits[steps] = _Splits.of(self._rooms[: len(self._widths)], steps)
+        cache = np.minimum(splits.room, fits)
+        gain = _at(cache_total, cache)
+        gain -= _at(_running_total(overlap), np.minimum(cache, splits.branch))
+        gain += model_total[:, 1:].T[:, :, None]
+        gain -= splits.price
+        return gain
 
     def _seconds(self, view: StepView, forward: bool) -> list[float]:
         """Of every arm; those with the draft head's forward take for ever if it is no choice."""
@@ -146,14 +162,8 @@ def _merged(
     )
 
 
-def _fits(view: StepView, total: NDArray[np.float64]) -> NDArray[np.int32]:
-    """Cache draft tokens ``[rows, 1]`` whose survival is known."""
-    fits: NDArray[np.int32] = np.minimum(view.cache_length, total.shape[1] - 1)[:, None]
-    return fits
-
-
 def _at(total: NDArray[np.float64], columns: NDArray[np.int32]) -> NDArray[np.float64]:
-    """``total[row, columns[row]]`` of every row; ``columns``: ``[rows, any]``."""
+    """``total[row, columns[..., row, :]]`` of every row; ``columns``: ``[..., rows, any]``."""
     starts = np.arange(0, total.size, total.shape[1], dtype=np.int32)[:, None]
     found: NDArray[np.float64] = total.take(columns + starts)
     return found

@@ -41,7 +41,8 @@ class Joined:
             long enough.
         cell: int64 ``[rows]``, relation and bin.
         first: float32 ``[rows]``, the cache draft's first token as it was expected.
-        hazards: float32 ``[rows, S]``, EAGLE3's, given that all before came true.
+        model_rates: float32 ``[rows, S]``, EAGLE3's tokens as they were expected, given that all
+            before come true.
     """
 
     survival: NDArray[np.float32]
@@ -49,7 +50,11 @@ class Joined:
     overlap: NDArray[np.float32]
     cell: NDArray[np.int64]
     first: NDArray[np.float32]
-    hazards: NDArray[np.float32]
+    model_rates: NDArray[np.float32]
+
+    def take(self, rows: NDArray[np.integer]) -> Joined:
+        """Copies of the rows that ``rows`` selects."""
+        return Joined(*(getattr(self, name)[rows] for name in self.__slots__))
 
 
 class JointAcceptance:
@@ -57,17 +62,27 @@ class JointAcceptance:
 
     def __init__(self, steps: int) -> None:
         """``steps``: tokens of EAGLE3's draft, S > 0."""
-        self._cache = _Ratios(_CACHE_START, 1)
-        self._model = _Ratios(_MODEL_START, steps)
-        self._both = _Ratios((_BOTH_START,) * 4, steps)
         self._position = np.arange(steps, dtype=np.int32)
+        # Of every cell: the cache draft's first token, EAGLE3's tokens, tokens of both.
+        start = [
+            [cache, *[model] * steps, *[_BOTH_START] * steps]
+            for cache, model in zip(_CACHE_START, _MODEL_START, strict=True)
+            for _ in range(_BINS)
+        ]
+        self._ratio = np.array(start, np.float32)
+        columns = self._ratio.shape[1]
+        self._counts = np.full((len(start), 2 * columns), _WEIGHT, np.float32)
+        self._hits, self._expected = self._counts[:, :columns], self._counts[:, columns:]
+        self._hits *= self._ratio
+        self._cells = np.arange(len(start))[:, None]
+        self._updates = 0
 
     def join(
         self,
         tokens: NDArray[np.int32],
         length: NDArray[np.int32],
         survival: NDArray[np.float32],
-        model_survival: NDArray[np.float32],
+        model_rates: NDArray[np.float32],
         foretold: NDArray[np.integer] | None = None,
     ) -> Joined:
         """Compare the drafts of one step.
@@ -76,30 +91,35 @@ class JointAcceptance:
             tokens: int32 ``[rows, >= 1]``, cache drafts.
             length: int32 ``[rows]``, their lengths.
             survival: float32 ``[rows, K >= 1]``, what is expected of them.
-            model_survival: float32 ``[rows, S]``, and of EAGLE3's drafts.
+            model_rates: float32 ``[rows, S]``, and of each token of EAGLE3's, given that all before
+                come true.
             foretold: int ``[rows]``, EAGLE3's first tokens, where they are known by now.
         """
-        relation = np.where(length > 0, _UNKNOWN, _ALONE)
+        steps = len(self._position)
+        drafted = length > 0
+        first = np.where(drafted, survival[:, 0], np.float32(0.0))
+        relation = drafted.astype(np.int64)
         if foretold is not None:
-            relation += (length > 0) * (1 + (tokens[:, 0] == foretold))
-        first = np.where(length > 0, survival[:, 0], np.float32(0.0))
+            relation += drafted * (1 + (tokens[:, 0] == foretold))
         cell = relation * _BINS + np.searchsorted(_EDGES, first, side="right")
-        hazards = model_survival.copy()
-        hazards[:, 1:] /= np.maximum(model_survival[:, :-1], _LEAST)
-        chance = np.clip(first * self._cache.of(cell)[:, 0], _LEAST, _MOST)
-        corrected = np.clip(hazards * self._model.of(cell), _LEAST, _MOST)
-        agree = relation == _AGREE
-        corrected[agree, 0] = chance[agree]  # the same token: the same event, whoever names it
-        survival = survival * (chance / np.maximum(first, _LEAST))[:, None]
-        np.minimum(survival, _MOST, out=survival)
+        ratio = self._ratio.take(cell, axis=0)
+        corrected = model_rates * ratio[:, 1 : steps + 1]
+        corrected = np.minimum(np.maximum(corrected, _LEAST, out=corrected), _MOST, out=corrected)
+        if foretold is not None:
+            # Drafts that cannot be compared say nothing of the cache's: the gate's curve stays.
+            chance = np.minimum(first * ratio[:, 0], _MOST)
+            survival = survival * (chance / np.maximum(first, _LEAST))[:, None]
+            np.minimum(survival, _MOST, out=survival)
+            agree = relation == _AGREE
+            # The same token: the same event, whoever names it.
+            corrected[:, 0] = np.where(agree, chance, corrected[:, 0])
         model_survival = np.multiply.accumulate(corrected, axis=1)
-        overlap = np.zeros_like(model_survival)
-        shared = min(survival.shape[1], overlap.shape[1])
-        np.minimum(survival[:, :shared], model_survival[:, :shared], out=overlap[:, :shared])
-        overlap *= np.minimum(self._both.of(cell), np.float32(1.0))
-        overlap[relation == _DIFFER] = 0.0
-        overlap[agree, 0] = chance[agree]
-        return Joined(survival, model_survival, overlap, cell, first, hazards)
+        overlap = ratio[:, steps + 1 :]
+        overlap *= self._both(survival, model_survival)
+        if foretold is not None:
+            overlap[relation == _DIFFER] = 0.0
+            overlap[:, 0] = np.where(agree, model_survival[:, 0], overlap[:, 0])
+        return Joined(survival, model_survival, overlap, cell, first, model_rates)
 
     def observe(
         self,
@@ -116,56 +136,42 @@ class JointAcceptance:
 
         Args:
             joined: what :meth:`join` said before the step.
-            rows: int, which of its rows.
+            rows: int, ascending, which of its rows.
             matched: how much of the cache draft came true.
             cache_tried: its tokens that were verified.
             model_hits: how much of EAGLE3's draft came true.
             model_tried: its tokens that were verified, or judged otherwise.
         """
-        cell = joined.cell[rows]
-        self._cache.add(cell, matched[:, None] > 0, joined.first[rows, None])
-        hit = self._position < model_hits[:, None]
-        tried = self._position < np.minimum(model_hits + 1, model_tried)[:, None]
-        self._model.add(cell, hit, joined.hazards[rows] * tried)
+        position, steps, of = self._position, len(self._position), joined
+        if len(rows) < len(of.first):
+            of = joined.take(rows)
         both = np.minimum(cache_tried, model_tried)
-        hit = self._position < np.minimum(both, np.minimum(matched, model_hits))[:, None]
-        self._both.add(cell, hit, self._expected_both(joined, rows, both))
-
-    def _expected_both(
-        self, joined: Joined, rows: NDArray[np.integer], both: NDArray[np.int32]
-    ) -> NDArray[np.float32]:
-        expected = np.zeros((len(rows), len(self._position)), np.float32)
-        shared = min(joined.survival.shape[1], expected.shape[1])
-        np.minimum(
-            joined.survival[rows, :shared],
-            joined.model_survival[rows, :shared],
-            out=expected[:, :shared],
-        )
-        expected *= self._position < both[:, None]
-        return expected
-
-
-class _Ratios:
-    """Came true over expected, by cell and position."""
-
-    def __init__(self, start: tuple[float, ...], positions: int) -> None:
-        self._expected = np.full((len(start) * _BINS, positions), _WEIGHT)
-        self._hits = self._expected * np.repeat(np.array(start), _BINS)[:, None]
-        self._ratio = (self._hits / self._expected).astype(np.float32)
-        self._updates = 0
-
-    def of(self, cell: NDArray[np.int64]) -> NDArray[np.float32]:
-        """float32 ``[rows, positions]``."""
-        found: NDArray[np.float32] = self._ratio.take(cell, axis=0)
-        return found
-
-    def add(
-        self, cell: NDArray[np.int64], hit: NDArray[np.bool_], expected: NDArray[np.float32]
-    ) -> None:
-        np.add.at(self._hits, cell, hit)
-        np.add.at(self._expected, cell, expected)
+        both_hits = np.minimum(both, np.minimum(matched, model_hits))
+        columns = self._ratio.shape[1]
+        seen = np.empty((len(rows), 2 * columns), np.float32)
+        hits, expected = seen[:, :columns], seen[:, columns:]
+        hits[:, 0] = matched > 0
+        hits[:, 1 : steps + 1] = position < model_hits[:, None]
+        hits[:, steps + 1 :] = position < both_hits[:, None]
+        expected[:, 0] = of.first
+        tried = position < np.minimum(model_hits + 1, model_tried)[:, None]
+        np.multiply(of.model_rates, tried, out=expected[:, 1 : steps + 1])
+        shared = self._both(of.survival, of.model_survival)
+        np.multiply(shared, position < both[:, None], out=expected[:, steps + 1 :])
+        self._counts += (of.cell == self._cells).astype(np.float32) @ seen
         self._updates += 1
         if self._updates % _HALVE_EVERY == 0:
-            self._hits *= 0.5
-            self._expected *= 0.5
-        np.divide(self._hits, self._expected, out=self._ratio, casting="same_kind")
+            self._counts *= np.float32(0.5)
+        # More came true of both than of the less likely one alone: chance, or another cause.
+        np.divide(self._hits, self._expected, out=self._ratio)
+        np.minimum(self._ratio[:, steps + 1 :], 1.0, out=self._ratio[:, steps + 1 :])
+
+    def _both(
+        self, survival: NDArray[np.float32], model_survival: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """The less likely of the two at each of EAGLE3's positions: float32 ``[rows, S]``."""
+        steps = len(self._position)
+        if survival.shape[1] < steps:
+            survival = np.pad(survival, ((0, 0), (0, steps - survival.shape[1])))
+        less: NDArray[np.float32] = np.minimum(survival[:, :steps], model_survival)
+        return less

@@ -263,7 +263,7 @@ class _Simulation:
         if self._joint is not None and view.survival is not None:
             # Traces hold no tokens of EAGLE3: whether both begin alike is not known here.
             self._joined = joined = self._joint.join(
-                obs.tokens, obs.length, view.survival, view.model_survival
+                obs.tokens, obs.length, view.survival, self._model.rates(slots)
             )
             view = replace(
                 view,

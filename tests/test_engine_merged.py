@@ -70,12 +70,12 @@ def merged(rows: list[tuple[list[int], list[int]]], width: int, steps: int) -> A
     """Their trees; the roots are 100, 101, ..."""
     import torch
 
-    from hybridspec.adapters.sglang.merged_tree import merge
+    from hybridspec.adapters.sglang.merged_tree import MergedTrees
 
     def padded(chains: list[list[int]], most: int) -> torch.Tensor:
         return torch.tensor([[*chain, *[9] * (most - len(chain))] for chain in chains])
 
-    return merge(
+    return MergedTrees().merge(
         torch.arange(100, 100 + len(rows)),
         padded([cache for cache, _ in rows], width - 1),
         torch.tensor([len(cache) for cache, _ in rows]),

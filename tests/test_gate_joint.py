@@ -9,6 +9,7 @@ from hybridspec.gate.joint import Joined, JointAcceptance
 
 CACHE = np.array([[0.5, 0.4, 0.1], [0.5, 0.4, 0.1], [0.0, 0.0, 0.0]], np.float32)
 MODEL = np.array([[0.6, 0.3], [0.6, 0.3], [0.6, 0.3]], np.float32)
+RATES = np.array([[0.6, 0.5]] * 3, np.float32)
 TOKENS = np.array([[7, 8, 9], [7, 8, 9], [-1, -1, -1]], np.int32)
 LENGTH = np.array([3, 3, 0], np.int32)
 FORETOLD = np.array([7, 5, 5])  # alike, different, and no cache draft
@@ -16,7 +17,7 @@ ALL = np.arange(3)
 
 
 def judge(joint: JointAcceptance, foretold: np.ndarray | None = FORETOLD) -> Joined:
-    return joint.join(TOKENS, LENGTH, CACHE, MODEL, foretold)
+    return joint.join(TOKENS, LENGTH, CACHE, RATES, foretold)
 
 
 def taught(
@@ -86,7 +87,7 @@ def test_what_both_share_is_counted() -> None:
 def test_curves_stay_curves() -> None:
     joint = taught(400, [(1.0, 0.0), (0.0, 0.9), (0.0, 1.0)])
     sure = np.full((3, 3), 0.97, np.float32)
-    found = joint.join(TOKENS, LENGTH, sure, MODEL, FORETOLD)
+    found = joint.join(TOKENS, LENGTH, sure, RATES, FORETOLD)
     for curve in (found.survival, found.model_survival, found.overlap):
         assert ((curve >= 0) & (curve <= 1)).all()
     for curve in (found.survival, found.model_survival):
@@ -100,6 +101,6 @@ def test_rows_do_not_influence_each_other() -> None:
     together = judge(joint)
     for row in range(3):
         one = slice(row, row + 1)
-        alone = joint.join(TOKENS[one], LENGTH[one], CACHE[one], MODEL[one], FORETOLD[one])
+        alone = joint.join(TOKENS[one], LENGTH[one], CACHE[one], RATES[one], FORETOLD[one])
         for name in ("survival", "model_survival", "overlap"):
             assert (getattr(alone, name) == getattr(together, name)[one]).all()

@@ -12,7 +12,7 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.eagle_worker_common import _finalize_accept_tree_path
 
-from hybridspec.adapters.sglang.merged_tree import BRANCHES, merge, verify_input
+from hybridspec.adapters.sglang.merged_tree import BRANCHES, MergedTrees, verify_input
 from hybridspec.adapters.sglang.step_plan import StepPlan
 
 BACKENDS = ("flashinfer", "triton", "portable")
@@ -34,6 +34,7 @@ class Branches:
     def __init__(self, worker: Any) -> None:
         """``worker``: SGLang's EAGLE3 worker."""
         self._worker = worker
+        self._trees = MergedTrees()
         self._plan: StepPlan | None = None
         self._chain = self._lengths = torch.empty(0)
 
@@ -59,7 +60,7 @@ class Branches:
         lengths = np.stack((plan.length, plan.branch)).astype(np.int64)
         self._lengths = torch.from_numpy(lengths).to(device, non_blocking=True)
         self._chain = chain
-        tree = merge(bonus.long(), draft, self._lengths[0], chain, self._lengths[1])
+        tree = self._trees.merge(bonus.long(), draft, self._lengths[0], chain, self._lengths[1])
         backend = self._worker.target_worker.model_runner.attn_backend
         return verify_input(tree, batch.seq_lens, batch.seq_lens_sum, backend)
 

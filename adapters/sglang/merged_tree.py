@@ -1,7 +1,8 @@
 """Verify inputs in which a row may have two branches: its cache draft and EAGLE3's.
 
 Nodes of a row: the root (bonus) token, the cache draft, what of EAGLE3's draft the two do not
-share, padding. A chain is the case of one branch. All rows are built in one pass over small arrays.
+share, padding. A chain is the case of one branch. There are few shapes of such trees, so their
+links and masks are looked up: a tree is a draft of three lengths (shared, cache, rest).
 """
 
 from __future__ import annotations
@@ -40,36 +41,60 @@ class Tree:
     mask: torch.Tensor
 
 
-def merge(
-    root: torch.Tensor,
-    cache: torch.Tensor,
-    cache_length: torch.Tensor,
-    model: torch.Tensor,
-    model_length: torch.Tensor,
-) -> Tree:
-    """Join two chains under one root; what both begin with is there once.
+class MergedTrees:
+    """Joins chains under one root. Shapes are made at the first use of a width."""
 
-    Args:
-        root: int64 ``[rows]``.
-        cache: int64 ``[rows, width - 1]``, padded with any token.
-        cache_length: int64 ``[rows]``, at most ``width - 1 - model_length``.
-        model: int64 ``[rows, steps]``, ``steps < width``.
-        model_length: int64 ``[rows]``, at most ``steps``.
+    def __init__(self) -> None:
+        self._shapes: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def merge(
+        self,
+        root: torch.Tensor,
+        cache: torch.Tensor,
+        cache_length: torch.Tensor,
+        model: torch.Tensor,
+        model_length: torch.Tensor,
+    ) -> Tree:
+        """Join two chains of every row; what both begin with is there once.
+
+        Args:
+            root: int64 ``[rows]``.
+            cache: int64 ``[rows, width - 1]``, padded with any token.
+            cache_length: int64 ``[rows]``, at most ``width - 1 - model_length``.
+            model: int64 ``[rows, steps]``, ``steps < width``.
+            model_length: int64 ``[rows]``, at most ``steps``.
+        """
+        width, steps = cache.shape[1] + 1, model.shape[1]
+        key = width, steps
+        if key not in self._shapes:
+            links, mask = _shapes(width, steps)
+            self._shapes[key] = links.to(root.device), mask.to(root.device)
+        links, mask = self._shapes[key]
+        alike = (cache[:, :steps] == model).long().cumprod(1).sum(1)
+        shared = torch.minimum(alike, torch.minimum(cache_length, model_length))
+        shape = (shared * width + cache_length) * (steps + 1) + model_length - shared
+        of, depth, child, sibling, parent = links.index_select(1, shape)
+        tokens = torch.cat((root[:, None], cache, model), dim=1).gather(1, of)
+        return Tree(tokens, depth, child, sibling, parent, mask.index_select(0, shape))
+
+
+def _shapes(width: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """All trees of a width and at most ``steps`` tokens of EAGLE3's draft, numbered as in
+    :meth:`MergedTrees.merge`.
+
+    Returns:
+        int64 ``[5, shapes, width]``: the place of each node's token among root, cache draft and
+        EAGLE3's draft, and depth, child, sibling and parent as in :class:`Tree`; and its mask.
     """
-    width = cache.shape[1] + 1
-    node = torch.arange(width, device=root.device)[None, :]
-    steps = model.shape[1]
-    alike = (cache[:, :steps] == model) & (node[:, :steps] < cache_length[:, None])
-    alike &= node[:, :steps] < model_length[:, None]
-    shared = alike.long().cumprod(1).sum(1, keepdim=True)
-    tail = model_length[:, None] - shared
-    first = cache_length[:, None]  # the last node of the cache draft
+    lengths = torch.cartesian_prod(
+        torch.arange(steps + 1), torch.arange(width), torch.arange(steps + 1)
+    )
+    shared, first, tail = lengths.T[:, :, None]  # ``first``: the last node of the cache draft
+    node = torch.arange(width)[None, :]
     last = first + tail
     in_tail = (node > first) & (node <= last)
     depth = torch.where(in_tail, shared + node - first, node)
-    tokens = torch.cat((root[:, None], cache), dim=1)
-    place = (depth - 1).clamp(0, steps - 1).expand(tokens.shape[0], -1)
-    tokens = torch.where(in_tail, model.gather(1, place), tokens)
+    place = torch.where(in_tail, width + (depth - 1).clamp(0, steps - 1), node)
     goes_on = (node < first) | ((node > first) & (node < last))
     child = torch.where(goes_on, node + 1, -1)
     branches = tail > 0
@@ -78,7 +103,7 @@ def merge(
     parent = torch.where((node == first + 1) & branches, shared, node - 1)
     earlier = node[:, :, None] >= node[:, None, :]
     foreign = in_tail[:, :, None] & (node > shared)[:, None, :] & (node <= first)[:, None, :]
-    return Tree(tokens, depth, child, sibling, parent, earlier & ~foreign)
+    return torch.stack((place, depth, child, sibling, parent)), earlier & ~foreign
 
 
 def verify_input(

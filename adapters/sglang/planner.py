@@ -369,10 +369,11 @@ class StepPlanner:
         survival = self._guarded("gate", lambda: self._predictor.survival(observations), None)
         if self._predictor.gate is not None:
             self.metrics.gate_ran(time.perf_counter() - started)
-        model, overlap = self._acceptance.survival(slots), None
-        joined = self._join(observations, survival, model, foretold)
+        joined = self._join(observations, survival, slots, foretold)
         if joined is not None:
             survival, model, overlap = joined.survival, joined.model_survival, joined.overlap
+        else:
+            model, overlap = self._acceptance.survival(slots), None
         # What lies beyond a request's token limit would be verified for nothing.
         room = np.array([row.room() for row in rows], np.int32)
         inside = self._model_positions < room[:, None]
@@ -393,7 +394,7 @@ class StepPlanner:
         self,
         observations: Observations,
         survival: NDArray[np.float32] | None,
-        model: NDArray[np.float32],
+        slots: NDArray[np.int64],
         foretold: NDArray[np.int64] | None,
     ) -> Joined | None:
         """Both drafts compared, where rows may have both."""
@@ -402,7 +403,9 @@ class StepPlanner:
             return None
         tokens, length = observations.tokens, observations.length
         return self._guarded(
-            "joint", lambda: joint.join(tokens, length, survival, model, foretold), None
+            "joint",
+            lambda: joint.join(tokens, length, survival, self._acceptance.rates(slots), foretold),
+            None,
         )
 
     def _grow(self, rows: int) -> None:
