@@ -22,7 +22,8 @@ _COLOURS = {
     "score": "#e09f3e",
     "threshold": "#7b2d8b",
     "table": "#8d99ae",
-    "goodput": "#0b6e4f",
+    "goodput": "#52b788",
+    "merged": "#0b6e4f",
     "oracle": "#222222",
 }
 
@@ -69,7 +70,7 @@ def show(
 def _table(results: dict[str, Any]) -> Table:
     view = Table(
         title=f"simulated, profile {results['profile']}",
-        caption="speed-up over plain decoding; goodput's share of the oracle's",
+        caption="speed-up over plain decoding; merged's share of the oracle's",
     )
     names = list(results["cells"][0]["speedup"])
     for title in ("workload", "batch", *names, "of oracle"):
@@ -81,7 +82,7 @@ def _table(results: dict[str, Any]) -> Table:
             f"[bold]{seen[name]:.2f}[/bold]" if seen[name] == best else f"{seen[name]:.2f}"
             for name in names
         ]
-        share = f"{seen['goodput'] / seen['oracle']:.0%}"
+        share = f"{seen['merged'] / seen['oracle']:.0%}"
         view.add_row(cell["workload"], str(cell["batch"]), *cells, share)
     return view
 

@@ -55,8 +55,18 @@ def reference(root: int, cache: list[int], model: list[int], width: int) -> list
 def pairs(width: int, steps: int, rows: int) -> list[tuple[list[int], list[int]]]:
     """Chains that are equal, nested, diverge anywhere, are empty or fill the width."""
     random = np.random.default_rng(width * 100 + steps)
-    made = []
-    for _ in range(rows):
+    full, model = [1] * (width - 1), [1] * steps
+    made: list[tuple[list[int], list[int]]] = [
+        ([], []),
+        (full, []),
+        ([], model),
+        (full[steps:], model),
+        ([2] * (width - 1 - steps), model),
+        (full[1:], [1]),
+        (full[1:], [2]),
+        (model[: width - 1 - steps], model),
+    ]
+    while len(made) < rows:
         cache = random.integers(0, 3, random.integers(0, width)).tolist()
         model = random.integers(0, 3, random.integers(0, steps + 1)).tolist()
         if random.random() < 0.4:
@@ -176,6 +186,15 @@ def test_sglangs_own_builder_makes_the_same_trees(width: int, steps: int) -> Non
             at = slice(row * width, row * width + used)
             assert torch.equal(theirs.positions[at], ours.positions[at])
             start = end
+
+
+def test_backends_that_verify_chains_alone_are_known() -> None:
+    from hybridspec.adapters.sglang.branches import problem
+
+    assert problem(("triton", "flashinfer"), 1) is None
+    assert problem(("portable",), 1) is None
+    assert "fa3 verifies chains alone" in (problem(("triton", "fa3"), 1) or "")
+    assert "page size" in (problem(("triton",), 16) or "")
 
 
 def test_both_branches_win_and_the_text_stays(

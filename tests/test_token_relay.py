@@ -42,6 +42,24 @@ class Served:
         return ahead[: count + 1]
 
 
+def test_what_came_of_branches_is_carried_along() -> None:
+    relay = TokenRelay("cpu")
+    requests = [Request("a", [1]), Request("b", [1])]
+    branches = torch.tensor([[0, 1], [2, 0]])
+    relay.launched(requests, torch.arange(8), torch.tensor([3, 2]), branches)
+    found = relay.take()
+    assert found is not None
+    assert found.accepted == [2, 1]
+    assert found.branches is not None
+    assert found.branches.tolist() == branches.tolist()
+    assert found.tokens["b"].tokens.tolist() == [4, 5]
+    assert relay.take() is None
+    relay.launched(requests, torch.arange(8), torch.tensor([3, 2]))
+    chains = relay.take()
+    assert chains is not None
+    assert chains.branches is None
+
+
 def work() -> list[Served]:
     rng = np.random.default_rng(0)
     phrases = [rng.integers(10, 60, 20).tolist() for _ in range(4)]

@@ -36,7 +36,7 @@ class Branches:
         self._worker = worker
         self._trees = MergedTrees()
         self._plan: StepPlan | None = None
-        self._chain = self._lengths = torch.empty(0)
+        self._chain = self._verifies = self._cache_ends = torch.empty(0)
 
     def build(
         self,
@@ -55,12 +55,15 @@ class Branches:
             draft: int64 ``[rows, width - 1]``, every row's first branch.
             chain: int64 ``[rows, model_length]``, EAGLE3's draft.
         """
-        device = draft.device
+        device, width = draft.device, plan.width
         assert plan.branch is not None
         lengths = np.stack((plan.length, plan.branch)).astype(np.int64)
-        self._lengths = torch.from_numpy(lengths).to(device, non_blocking=True)
+        cache, branch = torch.from_numpy(lengths).to(device, non_blocking=True)
+        starts = torch.arange(0, len(plan.length) * width, width, device=device)
+        self._cache_ends = starts + cache
+        self._verifies = torch.arange(chain.shape[1], device=device) < branch[:, None]
         self._chain = chain
-        tree = self._trees.merge(bonus.long(), draft, self._lengths[0], chain, self._lengths[1])
+        tree = self._trees.merge(bonus.long(), draft, cache, chain, branch)
         backend = self._worker.target_worker.model_runner.attn_backend
         return verify_input(tree, batch.seq_lens, batch.seq_lens_sum, backend)
 
@@ -87,11 +90,8 @@ class Branches:
         if self._plan is None:
             return None
         width, rows = self._plan.width, len(batch.reqs)
-        cache, branch = self._lengths
-        accepted = result.accept_lens.long() - 1
-        first = torch.arange(0, rows * width, width, device=cache.device)
-        last = result.accept_index.gather(1, accepted[:, None])[:, 0] - first
-        of_model = last > cache
+        # Nodes of an accepted path ascend, and those of EAGLE3's branch come last.
+        of_model = result.accept_index.amax(1) > self._cache_ends
         if not of_model.is_cuda and bool(of_model.any()):
             result.next_token_ids = _finalize_accept_tree_path(
                 batch,
@@ -103,9 +103,6 @@ class Branches:
                 token_to_kv_pool_allocator=self._worker.token_to_kv_pool_allocator,
                 num_draft_tokens=width,
             )
-        steps = self._chain.shape[1]
-        said = result.next_token_ids.view(rows, width)[:, :steps]
-        verified = torch.minimum(branch, accepted)[:, None]
-        come_true = (said == self._chain) & (torch.arange(steps, device=cache.device) < verified)
-        hits = come_true.to(torch.int32).cumprod(1).sum(1)
-        return torch.stack((of_model.to(torch.int32), hits.to(torch.int32)))
+        said = result.next_token_ids.view(rows, width)[:, : self._chain.shape[1]]
+        hits = ((said == self._chain) & self._verifies).cumprod(1).sum(1)
+        return torch.stack((of_model, torch.minimum(hits, result.accept_lens - 1))).int()
