@@ -17,7 +17,7 @@ from hybridspec.gate.acceptance import CacheAcceptance, ModelAcceptance
 from hybridspec.gate.base import Decision, Policy, StepTime, StepView
 from hybridspec.gate.cost import StepTimeModel
 from hybridspec.gate.history import RequestHistory, agreement
-from hybridspec.gate.joint import Joined, JointAcceptance
+from hybridspec.gate.joint import MOST_ROWS, Joined, JointAcceptance
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.replay import Drafter, look_ahead
 from hybridspec.gate.source import Source
@@ -260,7 +260,8 @@ class _Simulation:
             model_free=self._free,
             context_tokens=context,
         )
-        if self._joint is not None and view.survival is not None:
+        self._joined = None
+        if self._joint is not None and view.survival is not None and len(slots) <= MOST_ROWS:
             # Traces hold no tokens of EAGLE3: whether both begin alike is not known here.
             self._joined = joined = self._joint.join(
                 obs.tokens, obs.length, view.survival, self._model.rates(slots)

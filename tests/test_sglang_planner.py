@@ -18,7 +18,7 @@ from hybridspec.adapters.sglang import requests as followed
 from hybridspec.adapters.sglang.config import HybridConfig
 from hybridspec.adapters.sglang.planner import StepPlanner
 from hybridspec.adapters.sglang.step_plan import StepPlan
-from hybridspec.gate.joint import JointAcceptance
+from hybridspec.gate.joint import MOST_ROWS, JointAcceptance
 
 PHRASE = list(range(100, 120))
 
@@ -215,6 +215,16 @@ def test_rows_are_chains_until_they_may_merge() -> None:
         bench = Bench(policy=policy, profile="h100")
         assert bench.planner.plan([repeating()], np.array([9])).branch is None
         assert bench.count("merges") == 0
+
+
+def test_large_batches_are_chains() -> None:
+    bench = Bench(policy="both")
+    bench.planner.merge()
+    few = [repeating(f"{number}") for number in range(MOST_ROWS)]
+    plan = bench.step(*few)
+    assert plan.branch is not None
+    assert plan.branch.all()
+    assert bench.step(*few, repeating("one more")).branch is None
 
 
 def test_a_comparison_that_fails_leaves_rows_chains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ from hybridspec.gate.acceptance import ModelAcceptance
 from hybridspec.gate.base import Decision, StepView
 from hybridspec.gate.cost import Hopeful
 from hybridspec.gate.goodput import expected_length
-from hybridspec.gate.joint import Joined, JointAcceptance
+from hybridspec.gate.joint import MOST_ROWS, Joined, JointAcceptance
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.policy import make_policy
 
@@ -399,7 +399,8 @@ class StepPlanner:
     ) -> Joined | None:
         """Both drafts compared, where rows may have both."""
         joint = self._joint
-        if joint is None or survival is None or not observations.length.any():
+        few = observations.rows <= MOST_ROWS
+        if joint is None or survival is None or not few or not observations.length.any():
             return None
         tokens, length = observations.tokens, observations.length
         return self._guarded(
