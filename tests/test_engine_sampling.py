@@ -1,7 +1,7 @@
 """Sampled and constrained answers under drafts: the target's distribution, the grammar's language.
 
-On the policy that verifies every cache draft, good or bad, beside EAGLE3's in small batches, so that
-drafts that sampling rejects or a grammar forbids are common.
+On the policy that verifies every cache draft, good or bad, and in small batches EAGLE3's beside it,
+so that drafts that sampling rejects or a grammar forbids are common.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ LEAST_P = 1e-4
 
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "count": {"type": "integer"}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        # An integer without end would run into the token limit.
+        "count": {"type": "integer", "minimum": 0, "maximum": 9999},
+    },
     "required": ["name", "count"],
     "additionalProperties": False,
 }
