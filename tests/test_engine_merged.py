@@ -125,7 +125,7 @@ def test_the_longer_agreeing_branch_is_accepted() -> None:
     import torch
     from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func
 
-    from hybridspec.adapters.sglang.merged_tree import BRANCHES, verify_input
+    from hybridspec.adapters.sglang.merged_tree import BRANCHES, tree_input
 
     width, steps = 8, 3
     rows = pairs(width, steps, 80)
@@ -136,7 +136,7 @@ def test_the_longer_agreeing_branch_is_accepted() -> None:
         truth[row, : len(chosen)] = chosen
 
     tree = merged(rows, width, steps)
-    built = verify_input(tree, torch.full((len(rows),), 7), None, Backend())
+    built = tree_input(tree, torch.full((len(rows),), 7), None, Backend())
     target = torch.from_numpy(truth).gather(1, tree.depth.clamp(max=width)).int()
     _, _, accepted = verify_tree_greedy_func(
         predicts=torch.zeros(len(rows) * width, dtype=torch.int32),
@@ -165,15 +165,15 @@ def test_sglangs_own_builder_makes_the_same_trees(width: int, steps: int) -> Non
     import torch
     from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
-    from hybridspec.adapters.sglang.merged_tree import verify_input
+    from hybridspec.adapters.sglang.merged_tree import tree_input
 
     rows = pairs(width, steps, 30)
     tree = merged(rows, width, steps)
     seq_lens = torch.from_numpy(np.random.default_rng(3).integers(1, 20, len(rows)))
-    ours = verify_input(tree, seq_lens, None, Backend())
+    ours = tree_input(tree, seq_lens, None, Backend())
     mask = ours.custom_mask.view(len(rows), width, width)
     for mode in (TreeMaskMode.QLEN_ONLY, TreeMaskMode.FULL_MASK):
-        theirs = verify_input(tree, seq_lens, int(seq_lens.sum()), Backend(mode))
+        theirs = tree_input(tree, seq_lens, int(seq_lens.sum()), Backend(mode))
         assert torch.equal(theirs.draft_token, ours.draft_token)
         start = 0
         for row, length in enumerate(seq_lens.tolist()):
@@ -186,6 +186,35 @@ def test_sglangs_own_builder_makes_the_same_trees(width: int, steps: int) -> Non
             at = slice(row * width, row * width + used)
             assert torch.equal(theirs.positions[at], ours.positions[at])
             start = end
+
+
+@pytest.mark.parametrize("kind", ["tree", "chain"])
+def test_sglangs_own_builder_is_given_whole_arrays(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    import torch
+    from sglang.srt.speculative.eagle_utils import TreeMaskMode, build_tree_kernel_efficient
+
+    from hybridspec.adapters.sglang import tree_masks
+    from hybridspec.adapters.sglang.chain import ChainBuilder
+    from hybridspec.adapters.sglang.merged_tree import tree_input
+
+    given: list[torch.Tensor] = []
+
+    def watched(*args: Any) -> Any:
+        given.extend(args[1:3])
+        return build_tree_kernel_efficient(*args)
+
+    monkeypatch.setattr(tree_masks, "build_tree_kernel_efficient", watched)
+    seq_lens, backend = torch.tensor([3, 4, 5]), Backend(TreeMaskMode.FULL_MASK)
+    if kind == "tree":
+        tree_input(merged(pairs(8, 3, 8)[:3], 8, 3), seq_lens, 12, backend)
+    else:
+        lengths, draft = np.full(3, 7, np.int32), torch.arange(21).view(3, 7)
+        ChainBuilder("cpu").build(torch.tensor([1, 2, 3]), draft, lengths, seq_lens, 12, backend)
+    # A CUDA kernel reads rows one after the other, whatever the strides say.
+    assert len(given) == 2
+    assert all(array.is_contiguous() and len(array) == 3 for array in given)
 
 
 def test_backends_that_verify_chains_alone_are_known() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 
 from hybridspec.adapters.sglang import tree_masks
+from hybridspec.adapters.sglang.verify_input import verify_input
 
 
 class ChainBuilder:
@@ -22,6 +22,7 @@ class ChainBuilder:
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = device
+        self._numberings: dict[int, tree_masks.Numbering] = {}
 
     def build(
         self,
@@ -43,45 +44,25 @@ class ChainBuilder:
             backend: the target's attention backend, for its mask.
         """
         rows, width = draft.shape[0], draft.shape[1] + 1
-        mask, positions, index, following, sibling, tokens = self._links(
-            bonus_tokens.long(), draft, seq_lens, seq_lens_sum, backend
-        )
+        tokens = torch.cat((bonus_tokens.long()[:, None], draft), dim=1)
+        steps = torch.arange(width, device=self._device)
+        if tree_masks.own(backend):
+            mask = (steps[:, None] >= steps).expand(rows, -1, -1).reshape(-1)
+            positions = (seq_lens[:, None] + steps).reshape(-1)
+        else:
+            numbering = self._numbering(width).expand(rows)
+            mask, positions = tree_masks.built(tokens, numbering, seq_lens, seq_lens_sum, backend)
+        none = torch.full((rows, width), -1, dtype=torch.int64, device=self._device)
+        child = none
         if width > 1:
             limits = torch.from_numpy(lengths).to(self._device, torch.int64, non_blocking=True)
-            steps = torch.arange(width, device=self._device)
-            following = torch.where(steps < limits[:, None], steps + 1, -1)
-        return EagleVerifyInput(
-            draft_token=tokens.view(rows * width),
-            custom_mask=mask,
-            positions=positions,
-            retrieve_index=index,
-            retrieve_next_token=following,
-            retrieve_next_sibling=sibling,
-            retrieve_cum_len=None,
-            spec_steps=width - 1,
-            topk=1,
-            draft_token_num=width,
-            capture_hidden_mode=CaptureHiddenMode.FULL,
-            seq_lens_sum=None,
-            seq_lens_cpu=None,
-        )
+            child = torch.where(steps < limits[:, None], steps + 1, -1)
+        return verify_input(tokens, mask, positions, child, none, branches=1)
 
-    def _links(
-        self,
-        bonus: torch.Tensor,
-        draft: torch.Tensor,
-        seq_lens: torch.Tensor,
-        seq_lens_sum: int | None,
-        backend: Any,
-    ) -> tuple[torch.Tensor, ...]:
-        rows, width = draft.shape[0], draft.shape[1] + 1
-        if tree_masks.own(backend):
-            steps = torch.arange(width, device=self._device)
-            mask = (steps[:, None] >= steps).expand(rows, -1, -1).reshape(-1)
-            index = torch.arange(rows * width, device=self._device).view(rows, width)
-            none = torch.full((rows, width), -1, dtype=torch.int64, device=self._device)
-            positions = (seq_lens[:, None] + steps).reshape(-1)
-            return mask, positions, index, none, none, torch.cat((bonus[:, None], draft), dim=1)
-        tokens = torch.cat((bonus[:, None], draft), dim=1)
-        before = torch.arange(-1, width - 1, device=self._device).expand(rows, -1)
-        return tree_masks.built(tokens, before, seq_lens, seq_lens_sum, backend)
+    def _numbering(self, width: int) -> tree_masks.Numbering:
+        """One chain's, kept: it is the same in every step."""
+        found = self._numberings.get(width)
+        if found is None:
+            before = torch.arange(-1, width - 1, device=self._device)[None, :]
+            found = self._numberings[width] = tree_masks.Numbering.of(before)
+        return found

@@ -89,6 +89,7 @@ HOOKS: tuple[Hook, ...] = (
         (
             *("forward_batch_generation", "on_verify_complete_cpu", "clear_cache_pool"),
             *("_stub_skipped_draft_extend", "_override_worker_state", "init_cuda_graphs"),
+            "topk",
         ),
     ),
     Hook(
@@ -138,7 +139,10 @@ HOOKS: tuple[Hook, ...] = (
     Hook(f"{_SRT}.distributed.parallel_state.get_tp_group"),
     Hook(
         f"{_SPEC}.eagle_info.EagleVerifyInput",
-        ("draft_token", "custom_mask", "positions", "retrieve_index", "draft_token_num"),
+        (
+            *("draft_token", "custom_mask", "positions", "retrieve_index", "draft_token_num"),
+            *("retrieve_next_token", "retrieve_next_sibling", "spec_steps", "topk"),
+        ),
     ),
     Hook(
         f"{_SPEC}.eagle_info.EagleDraftInput",
@@ -146,6 +150,10 @@ HOOKS: tuple[Hook, ...] = (
     ),
     Hook(f"{_SPEC}.base_spec_worker.BaseSpecWorker", ("note_request_finished",)),
     # Trees of two branches.
+    Hook(
+        f"{_SPEC}.eagle_worker_v2.EAGLEWorkerV2.alloc_memory_pool",
+        ("token_to_kv_pool_allocator",),
+    ),
     Hook(
         f"{_SPEC}.eagle_worker_common._finalize_accept_tree_path",
         (

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 
 from hybridspec.adapters.sglang import tree_masks
+from hybridspec.adapters.sglang.verify_input import verify_input
 
 BRANCHES = 2
 """What SGLang takes for a tree's branching factor."""
@@ -106,7 +106,7 @@ def _shapes(width: int, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack((place, depth, child, sibling, parent)), earlier & ~foreign
 
 
-def verify_input(
+def tree_input(
     tree: Tree, seq_lens: torch.Tensor, seq_lens_sum: int | None, backend: Any
 ) -> EagleVerifyInput:
     """What SGLang verifies.
@@ -117,25 +117,9 @@ def verify_input(
         seq_lens_sum: their sum, where the host knows it.
         backend: the target's attention backend, for its mask.
     """
-    rows, width = tree.tokens.shape
     if tree_masks.own(backend):
         mask, positions = tree.mask.reshape(-1), (seq_lens[:, None] + tree.depth).reshape(-1)
     else:
-        mask, positions, *_ = tree_masks.built(
-            tree.tokens, tree.parent, seq_lens, seq_lens_sum, backend
-        )
-    return EagleVerifyInput(
-        draft_token=tree.tokens.reshape(-1),
-        custom_mask=mask,
-        positions=positions,
-        retrieve_index=torch.arange(rows * width, device=seq_lens.device).view(rows, width),
-        retrieve_next_token=tree.child,
-        retrieve_next_sibling=tree.sibling,
-        retrieve_cum_len=None,
-        spec_steps=width - 1,
-        topk=BRANCHES,
-        draft_token_num=width,
-        capture_hidden_mode=CaptureHiddenMode.FULL,
-        seq_lens_sum=None,
-        seq_lens_cpu=None,
-    )
+        numbering = tree_masks.Numbering.of(tree.parent)
+        mask, positions = tree_masks.built(tree.tokens, numbering, seq_lens, seq_lens_sum, backend)
+    return verify_input(tree.tokens, mask, positions, tree.child, tree.sibling, BRANCHES)

@@ -7,6 +7,7 @@ own terms.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from sglang.srt.speculative.eagle_utils import (
     build_tree_kernel_efficient,
     default_tree_mask_mode,
 )
+from torch.nn.functional import pad
 
 
 def own(backend: Any) -> bool:
@@ -22,19 +24,52 @@ def own(backend: Any) -> bool:
     return backend.verify_mask is None and default_tree_mask_mode() == TreeMaskMode.QLEN_ONLY
 
 
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """Trees in the builder's terms: half a node's number is its place in the parents' table, which
+    holds the parent's number; place 0 is the root.
+
+    Attributes:
+        numbers: int64 ``[trees, width - 1]``, of all nodes but the root.
+        parents: int64 ``[trees, columns]``; the builder derives ``columns`` from the tree's depth.
+    """
+
+    numbers: torch.Tensor
+    parents: torch.Tensor
+
+    @classmethod
+    def of(cls, parent: torch.Tensor) -> Numbering:
+        """Number trees whose root has at most two children.
+
+        ``parent``: int64 ``[trees, width]``, an earlier node; what it says of the root is ignored.
+        """
+        trees, width = parent.shape
+        number = 2 * torch.arange(width, device=parent.device).expand(trees, -1)
+        below_root = parent[:, 1:] == 0
+        second = torch.cumsum(below_root, dim=1) > 1
+        numbers = torch.where(below_root, second.long(), number[:, 1:])
+        table = torch.cat((number[:, :1], numbers), dim=1).gather(1, parent.clamp(min=0))
+        return cls(numbers, pad(table, (0, 2 * (width // 2) + 1 - width)))
+
+    def expand(self, rows: int) -> Numbering:
+        """The same tree in every row, whole: a CUDA kernel reads rows one after the other."""
+        return Numbering(
+            *(each.expand(rows, -1).contiguous() for each in (self.numbers, self.parents))
+        )
+
+
 def built(
     tokens: torch.Tensor,
-    parent: torch.Tensor,
+    numbering: Numbering,
     seq_lens: torch.Tensor,
     seq_lens_sum: int | None,
     backend: Any,
-) -> tuple[torch.Tensor, ...]:
-    """SGLang's mask, positions, index, first child, next sibling and flat tokens of trees in which
-    no node but the root has more than two children.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """SGLang's mask and positions of trees.
 
     Args:
         tokens: int64 ``[rows, width]``, node 0 the root.
-        parent: int64 ``[rows, width]``, an earlier node; what it says of the root is ignored.
+        numbering: of every row.
         seq_lens: int64 ``[rows]``, committed tokens without the root.
         seq_lens_sum: their sum, where the host knows it.
         backend: the target's attention backend.
@@ -47,17 +82,10 @@ def built(
         # It sizes a mask that holds the context. More is safe; asking the device would wait.
         full = buffer is None and mode == TreeMaskMode.FULL_MASK
         seq_lens_sum = rows * backend.max_context_len if full else 0
-    # The builder numbers a node so that half its number is a place in the parents' table, which
-    # holds the parent's number; place 0 is the root.
-    number = 2 * torch.arange(width, device=tokens.device).expand(rows, -1)
-    below_root = parent[:, 1:] == 0
-    later = torch.cumsum(below_root, dim=1) > 1
-    number = torch.cat((number[:, :1], torch.where(below_root, later.long(), number[:, 1:])), dim=1)
-    table = number.gather(1, parent.clamp(min=0))
-    made: tuple[torch.Tensor, ...] = build_tree_kernel_efficient(
+    mask, positions, *_ = build_tree_kernel_efficient(
         tokens[:, 0],
-        _padded(table, 2 * (width // 2) + 1),
-        number[:, 1:],
+        numbering.parents,
+        numbering.numbers,
         tokens[:, 1:],
         seq_lens,
         seq_lens_sum,
@@ -68,9 +96,4 @@ def built(
         buffer,
         verify_mask is None or verify_mask.is_read,
     )
-    return made
-
-
-def _padded(table: torch.Tensor, columns: int) -> torch.Tensor:
-    """The builder derives the table's row length from the tree's depth."""
-    return torch.nn.functional.pad(table, (0, columns - table.shape[1])).contiguous()
+    return mask, positions

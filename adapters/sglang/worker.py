@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +107,12 @@ class HybridWorker(EAGLEWorkerV2):  # type: ignore[misc]
         chain = self._model_chain(batch, plan, first)
         draft = self._draft_tokens(plan, chain)
         assert self._states is not None
-        with ExitStack() as stack:
-            stack.enter_context(self._states.using(plan.width))
-            stack.enter_context(min_p.during(batch.sampling_info))
+        with (
+            self._states.using(plan.width),
+            min_p.during(batch.sampling_info),
+            self._branches.step(),
+        ):
             batch.spec_info = self._verify_input(batch, plan, bonus, draft, chain)
-            stack.enter_context(self._branches.verifying(plan))
             result = super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
             )
