@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridspec.gate.acceptance import HALVE_EVERY
+
 # Bins of the expected chance that the cache draft's first token comes true. A choice.
 _EDGES = np.array([0.1, 0.25, 0.45, 0.65, 0.85, 0.95], np.float32)
 _BINS = len(_EDGES) + 1
@@ -21,9 +23,8 @@ MOST_ROWS = 8
 """Rows of a step beyond which two branches are not considered. With 32 and 128 rows they gained 1%
 or lost as much in simulation, and with 16 on two CPU cores nothing that could be measured."""
 _ALONE, _UNKNOWN, _DIFFER, _AGREE = range(4)
-# Observations that the start counts for, and steps after which counts are halved. Choices.
+# Observations that the start counts for. A choice.
 _WEIGHT = 64.0
-_HALVE_EVERY = 1024
 # Until counted, by relation: agreeing tokens are better and different ones worse than expected; of
 # the chance that the less likely draft comes true, two fifths are shared by both.
 _CACHE_START = (1.0, 1.0, 0.6, 1.2)
@@ -163,7 +164,7 @@ class JointAcceptance:
         np.multiply(shared, position < both[:, None], out=expected[:, steps + 1 :])
         self._counts += (of.cell == self._cells).astype(np.float32) @ seen
         self._updates += 1
-        if self._updates % _HALVE_EVERY == 0:
+        if self._updates % HALVE_EVERY == 0:
             self._counts *= np.float32(0.5)
         # More came true of both than of the less likely one alone: chance, or another cause.
         np.divide(self._hits, self._expected, out=self._ratio)

@@ -45,8 +45,7 @@ class RowRule:
         cache_length = np.minimum(view.cache_length, widest - 1)
         source = np.where(cache, Source.CACHE, other).astype(np.int8)
         length = np.where(cache, cache_length, model_length).astype(np.int32)
-        fit = np.searchsorted(self._widths, int(length.max(initial=0)) + 1)
-        return Decision(int(self._widths[fit]), source, length)
+        return Decision(_narrowest(self._widths, length), source, length)
 
 
 class BothDrafts:
@@ -70,11 +69,16 @@ class BothDrafts:
         if view.overlap is None or not 0 < steps < self._widest - 1:
             return decision
         both = decision.source == Source.CACHE
+        if not both.any():
+            return decision
         branch = np.where(both, np.int32(steps), np.int32(0))
         length = np.minimum(decision.length, np.int32(self._widest - 1) - branch)
-        needed = int((length + branch).max(initial=0)) + 1
-        width = int(self._widths[np.searchsorted(self._widths, needed)])
-        return Decision(width, decision.source, length, branch)
+        return Decision(_narrowest(self._widths, length + branch), decision.source, length, branch)
+
+
+def _narrowest(widths: NDArray[np.int32], drafted: NDArray[np.int32]) -> int:
+    """The narrowest of ``widths`` that holds the root and every row's ``drafted`` tokens."""
+    return int(widths[np.searchsorted(widths, int(drafted.max(initial=0)) + 1)])
 
 
 def _never(view: StepView) -> NDArray[np.bool_]:

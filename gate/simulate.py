@@ -21,6 +21,7 @@ from hybridspec.gate.joint import MOST_ROWS, Joined, JointAcceptance
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.replay import Drafter, look_ahead
 from hybridspec.gate.source import Source
+from hybridspec.gate.step_outcome import StepOutcome, outcome
 from hybridspec.gate.traces import Trace
 
 # (rows with a draft, the number of each one's trace) to their survival curves.
@@ -185,21 +186,14 @@ class _Simulation:
             seconds += took
             if learns is not None:
                 learns.observe(*shape, took)
-            true = np.where(decision.source == Source.CACHE, cache, model)
-            accepted = np.minimum(true, decision.length)
-            branch = decision.branch if decision.branch is not None else np.zeros_like(accepted)
-            of_branch = np.minimum(model, branch)
-            # As the server does: the source of a row with two branches is that of the longer one.
-            won = of_branch > accepted
-            source = np.where(won, np.int8(Source.MODEL), decision.source)
-            accepted = np.maximum(accepted, of_branch).astype(np.int32)
-            count = np.minimum(accepted + 1, left).astype(np.int32)
-            self._learn(slots, obs, truth, count, decision, source, accepted, model)
-            trees += bool(branch.any())
+            done = _verified(decision, cache, model)
+            count = np.minimum(done.accepted + 1, left).astype(np.int32)
+            self._learn(slots, obs, truth, count, decision, done, model)
+            trees += done.beside is not None
             self._advance(slots, truth, count, left, seconds)
             tokens += int(count.sum())
-            accepted_tokens += int(np.minimum(accepted, count).sum())
-            sources += np.bincount(source, minlength=3)
+            accepted_tokens += int(np.minimum(done.accepted, count).sum())
+            sources += np.bincount(done.source, minlength=3)
             steps += 1
 
     def _admit(self, now: float) -> None:
@@ -292,25 +286,20 @@ class _Simulation:
         truth: NDArray[np.int32],
         count: NDArray[np.int32],
         decision: Decision,
-        source: NDArray[np.int8],
-        accepted: NDArray[np.int32],
+        done: StepOutcome,
         model: NDArray[np.int32],
     ) -> None:
         matched = self._history.update(
-            slots, obs.tokens, obs.length, truth, count, source, accepted
+            slots, obs.tokens, obs.length, truth, count, done.source, done.accepted
         )
         drafted = obs.length > 0
         self._table.observe(
             obs.match_length[drafted], obs.length[drafted], matched[drafted], count[drafted]
         )
-        alone = decision.source == Source.MODEL
-        tried = np.where(alone, decision.length, 0)
-        if decision.branch is not None:
-            tried = np.maximum(tried, decision.branch)
+        tried = done.model_tried
         if self._free:
             tried = np.maximum(tried, 1)  # judged in every step, whatever is verified
-        tried = tried.astype(np.int32)
-        hits = np.minimum(model, tried).astype(np.int32)
+        hits = np.minimum(model, tried)
         used = tried > 0
         self._model.observe(slots[used], tried[used], hits[used])
         if self._joint is not None and self._joined is not None:
@@ -343,3 +332,15 @@ class _Simulation:
                 decoded = len(self._traces[int(self._trace[slot])].output_ids) - 1
                 self._tpot.append(float(now - self._began[slot]) / decoded)
                 self._trace[slot] = -1
+
+
+def _verified(
+    decision: Decision, cache: NDArray[np.int32], model: NDArray[np.int32]
+) -> StepOutcome:
+    """What comes of a decision where so much of both drafts is true, int32 ``[rows]`` each."""
+    accepted = np.minimum(np.where(decision.source == Source.CACHE, cache, model), decision.length)
+    if decision.branch is None:
+        return outcome(decision, accepted, None)
+    hits = np.minimum(model, decision.branch)
+    longer = np.maximum(accepted, hits)
+    return outcome(decision, longer, np.stack((hits > accepted, hits)))

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridspec.adapters.base import Source
-from hybridspec.adapters.sglang.step_plan import StepPlan
+from hybridspec.gate.source import Source
+
+
+class Proposed(Protocol):
+    """What is read of a decision or of the plan that carries it out; see
+    :class:`hybridspec.gate.base.Decision`."""
+
+    @property
+    def source(self) -> NDArray[np.int8]: ...
+    @property
+    def length(self) -> NDArray[np.int32]: ...
+    @property
+    def branch(self) -> NDArray[np.int32] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +56,14 @@ class StepOutcome:
 
 
 def outcome(
-    plan: StepPlan, accepted: NDArray[np.int32], branches: NDArray[np.int32] | None
+    plan: Proposed, accepted: NDArray[np.int32], branches: NDArray[np.int32] | None
 ) -> StepOutcome:
     """Say whose the accepted tokens are.
 
     Args:
-        plan: of the step.
+        plan: of the step: what every row proposed.
         accepted: int32 ``[rows]``.
-        branches: of a plan with branches, int32 ``[2, rows]``: whether EAGLE3's was accepted, and
+        branches: of a plan with branches, int ``[2, rows]``: whether EAGLE3's was accepted, and
             how many tokens of EAGLE3's draft came true, in whichever branch.
     """
     model = plan.source == Source.MODEL

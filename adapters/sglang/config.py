@@ -56,10 +56,10 @@ class HybridConfig:
         overlap: whether steps are planned while the results of the one before are taken in
             (SGLang's overlap scheduling): ``auto`` as SGLang would, which is not on a CPU;
             ``always``; ``never``.
-        profile: step-time profile, a name or a JSON file; None starts from times measured on this
-            machine, where steps can be timed, else from the device's default.
         branches: whether rows may verify both drafts side by side; ``auto``: where the attention
             backend can.
+        profile: step-time profile, a name or a JSON file; None starts from times measured on this
+            machine, where steps can be timed, else from the device's default.
         profile_s: most seconds that a server's first start may spend on measuring step times.
         draft_extend_after: rows of decode steps in a row without a model draft after which EAGLE3's
             draft-extend is put off, to be done for several steps at once; 0 runs it every step.

@@ -66,7 +66,7 @@ class HybridMetrics:
             ["won"],
             registry=registry,
         )
-        self._merged = [merged.labels(won) for won in ("none", "cache", "model")]
+        self._merged = [merged.labels(won) for won in _SOURCES]
         eager = Counter(
             "hybridspec_eager_steps",
             "Decode steps without a captured graph, though graphs are captured, by verify width.",
@@ -201,8 +201,8 @@ class HybridMetrics:
     def merged(self, source: NDArray[np.int8], accepted: NDArray[np.int32]) -> None:
         """Count rows that had two branches; ``source``: whose was accepted. All ``[rows]``."""
         won = np.where(accepted > 0, source, Source.NONE)
-        for series, rows in zip(self._merged, np.bincount(won, minlength=3), strict=True):
-            series.inc(int(rows))
+        for value, rows in enumerate(np.bincount(won, minlength=len(_SOURCES))):
+            self._merged[value].inc(float(rows))
 
     def eager_step(self, width: int) -> None:
         """Count a step that no captured graph fitted."""

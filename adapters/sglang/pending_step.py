@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridspec.adapters.sglang.requests import Followed
-from hybridspec.adapters.sglang.step_outcome import StepOutcome
 from hybridspec.adapters.sglang.step_plan import StepPlan
 from hybridspec.adapters.sglang.step_times import RanStep
 from hybridspec.gate.joint import Joined
 from hybridspec.gate.observations import Observations
+from hybridspec.gate.step_outcome import StepOutcome
 
 
 @dataclass(slots=True)

@@ -29,7 +29,6 @@ from hybridspec.adapters.sglang.pending_step import PendingStep
 from hybridspec.adapters.sglang.predictor import Predictor
 from hybridspec.adapters.sglang.request_report import RequestReport, attach
 from hybridspec.adapters.sglang.requests import Followed, FollowedRequests, Relayed
-from hybridspec.adapters.sglang.step_outcome import outcome
 from hybridspec.adapters.sglang.step_plan import StepPlan
 from hybridspec.adapters.sglang.step_profile import starting_times
 from hybridspec.adapters.sglang.step_recorder import StepRecorder
@@ -41,6 +40,7 @@ from hybridspec.gate.goodput import expected_length
 from hybridspec.gate.joint import MOST_ROWS, Joined, JointAcceptance
 from hybridspec.gate.observations import Observations
 from hybridspec.gate.policy import make_policy
+from hybridspec.gate.step_outcome import outcome
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from hybridspec.adapters.sglang.config import HybridConfig
 from hybridspec.adapters.sglang.requests import Followed, prompt, scope
-from hybridspec.adapters.sglang.step_outcome import StepOutcome
 from hybridspec.adapters.sglang.trace_recorder import TraceRecorder
 from hybridspec.gate.features import DRAFT_FEATURES, HISTORY_FEATURES, FeatureSet
 from hybridspec.gate.observations import Observations
+from hybridspec.gate.step_outcome import StepOutcome
 
 PLAIN_FEATURES = (*DRAFT_FEATURES, *HISTORY_FEATURES)
 """Features that a server without a gate can log: all that need no token table."""

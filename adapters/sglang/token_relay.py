@@ -57,7 +57,8 @@ class TokenRelay:
             tokens: int ``[rows * width]``; row ``i`` has its tokens at ``i * width`` and after.
             lengths: int ``[rows]``, tokens of each row, bonus included; None for a prefill, which
                 produces one each.
-            branches: int ``[2, rows]``, of a step with branches (see :mod:`.step_outcome`).
+            branches: int ``[2, rows]``, of a step with branches (see
+                :func:`hybridspec.gate.step_outcome.outcome`).
         """
         self._launched = [(each.rid, len(each.output_ids)) for each in requests]
         flat = None if branches is None else branches.reshape(-1)
